@@ -26,7 +26,15 @@ from torch import Tensor
 from bench.common.measure import in_turn
 from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.cpu.compact import compact_shape
-from qwen3_omni_neuron.cpu.native.binding import VOID, Library, Weights, check, ffi
+from qwen3_omni_neuron.cpu.native.binding import (
+    TYPES,
+    VOID,
+    Library,
+    Weights,
+    check,
+    ffi,
+    pack_in_c,
+)
 from qwen3_omni_neuron.cpu.native.installed import find_library, library_path
 from qwen3_omni_neuron.cpu.target import usable_cores
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
@@ -115,9 +123,12 @@ class Matrices:
         self._outs = [out for out, _ in shapes]
         for shape in shapes:
             matrix = (torch.randn(shape, generator=generator) * 0.02).bfloat16()
-            for compact, form in enumerate(self._forms):
-                fields = self._weights.packed(matrix, library, bool(compact))
-                form.append(ffi.new("Matrix *", fields))
+            plain = pack_in_c(matrix, library)
+            panels = self._weights(plain, *plain.shape, dtype=plain.dtype)
+            compact = self._weights.packed(matrix, library)
+            fields = {**compact, "panels": panels, "type": TYPES[plain.dtype]}
+            for form, described in zip(self._forms, (fields, compact), strict=True):
+                form.append(ffi.new("Matrix *", described))
 
     def row(self, rows: int, threads: int, repeats: int) -> Row:
         """Return a row of the results."""

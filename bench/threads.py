@@ -276,7 +276,7 @@ def fill_packed(module: nn.Module, part: str, dtype: str = "mixed") -> None:
     for name, weight in list(module.named_parameters()):
         form = weight_form(precision_of(dtype), part, module, name)
         bound = (weight.numel() / len(weight)) ** -0.5 if weight.ndim > 1 else 1.0
-        drawn = torch.empty(weight.shape).uniform_(-bound, bound).to(form.read_as)
+        drawn = torch.empty(weight.shape).uniform_(-bound, bound).to(form.dtype)
         put_kept(module, name, form, form.keep(name, drawn))
 
 

@@ -4,7 +4,7 @@ From it and a machine's measured rates follows the least time of the released mo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from torch import nn
@@ -12,7 +12,6 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.released import released_config
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, library_for, weight_form
-from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.model.config import DecoderConfig
 from testing.rates import MachineRates
 
@@ -49,17 +48,16 @@ def work_of(
     rows: int,
     before: int = 0,
     passes: int = 1,
-    compact: bool = True,
 ) -> Work:
     """Count the work of `rows` rows of one slot on the CPU, with logits of the last row only.
 
     part: "thinker", "talker" or "code_predictor", as in checkpoint.modules.Models; module: that
     part, which may be on the meta device; c: its decoder's config; dtype: one of
     cpu.precision.PRECISIONS; before: positions that the slot holds; passes: calls of the layers
-    that the rows are spread over. compact: see precision_of. The code predictor has a head for each
+    that the rows are spread over. The code predictor has a head for each
     pass.
     """
-    precision = precision_of(dtype, compact)
+    precision = precision_of(dtype)
     weight_bytes = distinct_bytes = multiply_adds = 0
     for name, parameter in module.named_parameters():
         if "embedding" in name:
@@ -85,12 +83,9 @@ def work_of(
     )
 
 
-def precision_of(dtype: str, compact: bool = True) -> Precision:
-    """Return the types that weights are kept in here: torch's, without the C library.
-
-    compact: see CompilePlan; dtypes that are never compact ignore it.
-    """
-    precision = replace(PRECISIONS[dtype], compact=compact and dtype in LIMITS.compact_dtypes)
+def precision_of(dtype: str) -> Precision:
+    """Return the types that weights are kept in here: torch's, without the C library."""
+    precision = PRECISIONS[dtype]
     widened = precision.packed and library_for(dtype) is None
     return PRECISIONS["float32"] if widened else precision
 

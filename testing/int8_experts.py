@@ -4,31 +4,22 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from testing.graph_cases import with_weights
-from testing.quantised_checkpoint import Writer, Written, write_quantised_checkpoint
+from testing.quantised_checkpoint import int8_exact, write_quantised_checkpoint
 
 EXPERT = re.compile(r"thinker\.model\.layers\.\d+\.mlp\.experts\.\d+\.\w+_proj\.weight")
-SETTINGS = {"quant_method": "compressed-tensors", "format": "int-quantized"}
 
 
-def rounded(weight: Tensor) -> Written:
-    """Round a matrix as a compile does; a writer of testing.quantised_checkpoint."""
-    numbers, scale = quantise(weight)
-    by_row = scale.unsqueeze(-1)
-    return {"weight": numbers, "weight_scale": by_row}, numbers.float() * by_row
-
-
-def write_int8_experts(folder: Path, to: Path, writer: Writer = rounded) -> tuple[Path, Path]:
-    """Write a checkpoint with the thinker's experts quantised, and one with their weights."""
+def write_int8_experts(folder: Path, to: Path) -> tuple[Path, Path]:
+    """Write a checkpoint whose experts rounding to int8 does not change, and one in float32."""
     return write_quantised_checkpoint(
-        folder, to, lambda name: writer if EXPERT.fullmatch(name) else None, SETTINGS
+        folder, to, lambda name: int8_exact if EXPERT.fullmatch(name) else None, None
     )
 
 

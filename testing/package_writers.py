@@ -13,87 +13,38 @@ from torch import Tensor, nn
 from testing.quantised_checkpoint import Grouped, Writer, Written
 
 
-def auto_round(bits: int = 4, symmetric: bool = True, one_less: bool = True) -> Writer:
-    """Return a writer by auto-round's linear layers, in groups of 32.
+def auto_round(weight: Tensor) -> Written:
+    """Write by auto-round's linear layers: "auto_round:auto_gptq", 4 bits in groups of 32."""
+    from auto_round_extension.torch import qlinear_torch_zp
 
-    one_less: "auto_round:auto_gptq", whose zero points are stored less 1; else "auto_round".
-    """
-    from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
-
-    packing = qlinear_torch_zp if one_less else qlinear_torch
-
-    def write(weight: Tensor) -> Written:
-        out, into = weight.shape
-        made = Grouped(weight, bits, 32, torch.float16, symmetric)
-        layer = packing.QuantLinear(bits, 32, into, out, bias=False)
-        layer.device = torch.device("cpu")  # as auto-round's export sets it
-        zeros = 1 << (bits - 1) if symmetric else made.zeros.float()
-        layer.pack(_linear(made.weights), made.scales.float(), zeros, device="cpu")
-        tensors = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        layer.scales = layer.scales.float()
-        return tensors, layer(torch.eye(into)).t()
-
-    return write
+    out, into = weight.shape
+    made = Grouped(weight, 4, 32, torch.float16)
+    layer = qlinear_torch_zp.QuantLinear(4, 32, into, out, bias=False)
+    layer.device = torch.device("cpu")  # as auto-round's export sets it
+    layer.pack(_linear(made.weights), made.scales.float(), 8, device="cpu")
+    tensors = {name: getattr(layer, name).clone() for name in ("qweight", "qzeros", "scales")}
+    layer.scales = layer.scales.float()
+    return tensors, layer(torch.eye(into)).t()
 
 
-def auto_round_awq(weight: Tensor) -> Written:
-    """Write by auto-round's copy of autoawq's linear layer, in groups of 32."""
-    from auto_round.export.export_to_awq.utils import WQLinear_GEMM, dequantize_gemm
-
-    made = Grouped(weight, 4, 32, torch.float16, symmetric=False)
-    scales, zeros = made.scales.float().t().contiguous(), made.zeros.t().contiguous()
-    layer = WQLinear_GEMM.from_linear(
-        _linear(made.weights), 4, 32, scales=scales, zeros=zeros, device="cpu"
-    )
-    tensors = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
-    wide = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, 32)
-    return tensors, wide.t()
-
-
-def compressed_tensors(form: str, **weights: Any) -> Writer:
-    """Return a writer by a compressor of compressed-tensors, with bfloat16 scales.
-
-    form: format of the compressor. weights: fields of the scheme's weights.
-    """
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
-
-    args = QuantizationArgs(**weights)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    compressor = BaseCompressor.get_value_from_registry(form)
+def compressed_tensors(bits: int) -> Writer:
+    """Return a writer by compressed-tensors' pack-quantized, with bfloat16 scales of 32 inputs."""
 
     def write(weight: Tensor) -> Written:
-        size = args.group_size or weight.shape[1]
-        parts = weight.unflatten(1, (-1, size))
-        scale, zero_point = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
-        stored = {"weight": weight, "weight_scale": scale.bfloat16()}
-        if not args.symmetric:
-            stored["weight_zero_point"] = zero_point
-        tensors = compressor.compress(stored, scheme)
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+        from compressed_tensors.quantization.utils import calculate_qparams
+
+        args = QuantizationArgs(
+            num_bits=bits, type="int", strategy="group", group_size=32, symmetric=True
+        )
+        scheme = QuantizationScheme(targets=["Linear"], weights=args)
+        compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+        parts = weight.unflatten(1, (-1, 32))
+        scale, _ = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
+        tensors = compressor.compress({"weight": weight, "weight_scale": scale.bfloat16()}, scheme)
         exact = {**tensors, "weight_scale": tensors["weight_scale"].float()}
         return tensors, compressor.decompress(exact, scheme)["weight"]
-
-    return write
-
-
-def neural_compressor(symmetric: bool = True) -> Writer:
-    """Return a writer of GPTQ by Intel Neural Compressor: groups of 32 inputs from anywhere."""
-    from neural_compressor.torch.algorithms.weight_only.modules import INCWeightOnlyLinear
-
-    def write(weight: Tensor) -> Written:
-        out, into = weight.shape
-        made = Grouped(weight, 4, 32, torch.float16, symmetric, ordered=True)
-        layer = INCWeightOnlyLinear(into, out, bits=4, group_size=32, zp=True, g_idx=True)
-        # It is told in which order inputs were quantised, and keeps the group of each.
-        order = made.group_of.argsort(stable=True)
-        layer.pack(
-            made.numbers.int(), made.scales.float(), made.zeros.int(), bias=None, g_idx=order
-        )
-        tensors = {n: getattr(layer, n).clone() for n in ("qweight", "qzeros", "scales", "g_idx")}
-        layer.float_type, layer.scales = torch.float32, layer.scales.float()
-        return tensors, layer.recover()
 
     return write
 

@@ -39,7 +39,7 @@ def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, M
     packed, widened = copy.deepcopy(module), copy.deepcopy(module)
     for target, parameter in module.named_parameters():
         form = weight_form(PRECISIONS[dtype], part, module, target)
-        read = parameter.detach().to(form.read_as)
-        put_kept(packed, target, form, form.keep(target, read))
-        put_parameter(widened, target, form.rounded(read))
+        kept = form.keep(target, parameter.detach().to(form.dtype))
+        put_kept(packed, target, form, kept)
+        put_parameter(widened, target, form.widen(kept, target, parameter.shape))
     return packed, widened

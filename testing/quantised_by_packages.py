@@ -35,8 +35,7 @@ if __name__ == "__main__":
 def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: Any) -> Path:
     """Write a checkpoint with compressed-tensors. Returns its folder.
 
-    form: format of the package. weights: fields of the scheme's weights; with actorder, the groups
-    have inputs from anywhere, in an order of its own for each number of inputs.
+    form: format of the package. weights: fields of the scheme's weights.
     """
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
@@ -52,18 +51,12 @@ def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: A
         args = module.quantization_scheme.weights
         weight = module.weight.float()
         into = weight.shape[1]
-        if args.actorder:
-            order = torch.randperm(into, generator=torch.Generator().manual_seed(into))
-            module.weight_g_idx.data.copy_(torch.empty_like(order).scatter_(
-                0, order, torch.arange(into) // args.group_size
-            ))  # fmt: skip
-            weight = weight[:, order]
         parts = weight.unflatten(1, (-1, args.group_size or into))
         if args.strategy == "tensor":
             parts = weight.view(1, -1)
         scale, zero_point = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
         module.weight_scale.data.copy_(scale)
-        if hasattr(module, "weight_zero_point"):
+        if hasattr(module, "weight_zero_point"):  # which the package leaves out where all are 0
             module.weight_zero_point.data.copy_(zero_point)
     compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form)
     compressor.compress_model(model)
@@ -72,12 +65,12 @@ def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: A
     return _with_other_files(checkpoint, to)
 
 
-def write_auto_round(checkpoint: Path, to: Path, scheme: str) -> Path:
-    """Write a checkpoint with auto-round, in groups of 32. Returns its folder.
+def write_auto_round(checkpoint: Path, to: Path) -> Path:
+    """Write a checkpoint with auto-round, W4A16, in groups of 32. Returns its folder.
 
-    scheme: W4A16 or W8A16. It runs in a process of its own, since it starts others.
+    It runs in a process of its own, since it starts others.
     """
-    command = [sys.executable, "-c", _AUTO_ROUND, str(checkpoint), str(to), scheme]
+    command = [sys.executable, "-c", _AUTO_ROUND, str(checkpoint), str(to), "W4A16"]
     subprocess.run(command, check=True, capture_output=True)
     return _with_other_files(checkpoint, to)
 

@@ -16,16 +16,18 @@ from torch import Tensor
 
 Written = tuple[dict[str, Tensor], Tensor]
 Writer = Callable[[Tensor], Written]
-AWQ_OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def write_quantised_checkpoint(
-    folder: Path, to: Path, writer_of: Callable[[str], Writer | None], settings: Mapping[str, Any]
+    folder: Path,
+    to: Path,
+    writer_of: Callable[[str], Writer | None],
+    settings: Mapping[str, Any] | None,
 ) -> tuple[Path, Path]:
     """Write a checkpoint with some of its matrices quantised, and one with their weights.
 
     writer_of: writer by released name, None for a tensor that stays as it is. settings: the
-    quantization_config. Returns both folders; in the second, `dtype` is float32.
+    quantization_config or None. Returns both folders; in the second, `dtype` is float32.
     """
     quantised, widened = to / "quantised", to / "widened"
     stored: dict[str, Tensor] = {}
@@ -41,7 +43,7 @@ def write_quantised_checkpoint(
             stored |= {f"{layer}.{ending}": part for ending, part in tensors.items()}
     config = json.loads((folder / "config.json").read_text())
     for made, tensors, changes in (
-        (quantised, stored, {"quantization_config": dict(settings)}),
+        (quantised, stored, {"quantization_config": settings}),
         (widened, weights, {"dtype": "float32"}),
     ):
         shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors*"))
@@ -60,108 +62,67 @@ def packed_words(numbers: Tensor, bits: int) -> Tensor:
 
 
 class Grouped:
-    """Unsigned numbers of a matrix whose groups have a scale of either sign and a zero point.
+    """Unsigned numbers of a matrix in groups of inputs with a scale of either sign."""
 
-    ordered: groups have inputs from anywhere.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor,
-        bits: int,
-        size: int,
-        scale: torch.dtype,
-        symmetric: bool = True,
-        ordered: bool = False,
-    ):
-        out, into = weight.shape
-        places = torch.arange(into)
-        if ordered:
-            places = torch.randperm(into, generator=torch.Generator().manual_seed(into))
-        self.group_of = places // size
-        groups, most = -(-into // size), (1 << bits) - 1
-        self.scales = torch.empty(out, groups, dtype=scale)
-        self.zeros = torch.full((out, groups), 1 << (bits - 1))
-        for group in range(groups):
-            part = weight[:, self.group_of == group]
-            if symmetric:
-                largest = part.gather(1, part.abs().argmax(1, keepdim=True))[:, 0]
-                # No power of two of a weight: groups with such scales survive another rounding.
-                self.scales[:, group] = largest / -(1 << (bits - 1)) * 1.04
-            else:
-                least, span = part.amin(1), part.amax(1) - part.amin(1)
-                self.scales[:, group] = span.clamp(min=1e-6) / most
-                points = -least / self.scales[:, group].float()
-                self.zeros[:, group] = points.round().clamp(1, most).long()
-        each_scale = self.scales.float()[:, self.group_of]
-        each_zero = self.zeros[:, self.group_of]
-        self.numbers = (weight / each_scale).round().add(each_zero).clamp(0, most).long()
-        self.weights = each_scale * (self.numbers - each_zero).float()
+    def __init__(self, weight: Tensor, bits: int, size: int, scale: torch.dtype):
+        middle = 1 << (bits - 1)
+        parts = weight.unflatten(1, (-1, size))
+        largest = parts.gather(2, parts.abs().argmax(2, keepdim=True))[..., 0]
+        # No power of two of a weight: groups with such scales survive another rounding.
+        self.scales = (largest / -middle * 1.04).to(scale)
+        self.zeros = torch.full(self.scales.shape, middle)
+        each = self.scales.float().repeat_interleave(size, 1)
+        self.numbers = (weight / each).round().add(middle).clamp(0, 2 * middle - 1).long()
+        self.weights = each * (self.numbers - middle).float()
 
 
-def gptq(
-    bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = False, less: int = 1
-) -> Writer:
-    """Return a writer of GPTQ, and of auto-round's files. less: taken from zero points."""
+def gptq(size: int = 32, indexed: bool = False) -> Writer:
+    """Return a writer of GPTQ, and of auto-round's files, of 4 bits. indexed: with g_idx."""
 
     def write(weight: Tensor) -> Written:
-        made = Grouped(weight, bits, size, torch.float16, symmetric, ordered)
+        made = Grouped(weight, 4, size, torch.float16)
         tensors = {
-            "qweight": packed_words(made.numbers, bits).t(),
-            "qzeros": packed_words(made.zeros.t() - less, bits),
+            "qweight": packed_words(made.numbers, 4).t(),
+            "qzeros": packed_words(made.zeros.t() - 1, 4),
             "scales": made.scales.t(),
         }
-        if ordered:
-            tensors["g_idx"] = made.group_of.int()
+        if indexed:
+            tensors["g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // size
         return tensors, made.weights
 
     return write
 
 
-def awq(weight: Tensor) -> Written:
-    made = Grouped(weight, 4, 32, torch.float16, symmetric=False)
-
-    def words(numbers: Tensor) -> Tensor:
-        eights = numbers.t().unflatten(1, (-1, 8))
-        return packed_words(eights[..., AWQ_OUTPUTS].flatten(1), 4)
-
-    tensors = {"qweight": words(made.numbers), "qzeros": words(made.zeros)}
-    return {**tensors, "scales": made.scales.t()}, made.weights
-
-
-def pack_quantized(
-    bits: int = 4, size: int = 32, symmetric: bool = True, ordered: bool = False
-) -> Writer:
-    """Return a writer of compressed-tensors' pack-quantized. size 0: a scale for a row."""
+def pack_quantized(bits: int = 4, size: int = 32) -> Writer:
+    """Return a writer of compressed-tensors' pack-quantized."""
 
     def write(weight: Tensor) -> Written:
-        made = Grouped(weight, bits, size or weight.shape[1], torch.bfloat16, symmetric, ordered)
+        made = Grouped(weight, bits, size, torch.bfloat16)
         tensors = {
             "weight_packed": packed_words(made.numbers, bits),
             "weight_scale": made.scales,
             "weight_shape": torch.tensor(weight.shape),
         }
-        if not symmetric:
-            tensors["weight_zero_point"] = packed_words(made.zeros.t(), bits).t()
-        if ordered:
-            tensors["weight_g_idx"] = made.group_of.int()
         return tensors, made.weights
 
     return write
 
 
-def int8_rows(weight: Tensor) -> Written:
-    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
-    numbers = (weight / scale.float()).round().clamp(-128, 127)
-    return {"weight": numbers.to(torch.int8), "weight_scale": scale}, numbers * scale.float()
+def int8_exact(weight: Tensor) -> Written:
+    """Write weights, in bfloat16, that rounding to int8 does not change."""
+    scale = torch.exp2((weight.abs().amax(1, keepdim=True) / 127).log2().ceil())
+    numbers = (weight / scale).round()
+    largest = weight.abs().argmax(1, keepdim=True)
+    numbers.scatter_(1, largest, weight.gather(1, largest).sign() * 127)
+    wide = numbers * scale
+    return {"weight": wide.bfloat16()}, wide
 
 
-def fp8(of: str, static: bool = False) -> Writer:
-    """Return a writer of FP8 with scales of a "row" or of the whole "matrix"."""
+def fp8(static: bool = False, rows: bool = False) -> Writer:
+    """Return a writer of FP8 with a scale of the whole matrix, or of each row."""
 
     def write(weight: Tensor) -> Written:
-        largest = weight.abs().amax(1, keepdim=True) if of == "row" else weight.abs().max()
-        scale = largest / 448
+        scale = (weight.abs().amax(1, keepdim=True) if rows else weight.abs().max()) / 448
         numbers = (weight / scale).to(torch.float8_e4m3fn)
         tensors = {"weight": numbers, "weight_scale": scale}
         if static:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.parameters import Part, converted, put_parameter
-from qwen3_omni_neuron.checkpoint.rounding import quantise
 from qwen3_omni_neuron.cpu.packing import Groups
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, WeightForm, weight_form
 from qwen3_omni_neuron.model.decoder import Decoder
@@ -56,8 +56,8 @@ class Format:
         into = rows.shape[1]
         if self.bits == 4:
             assert self.group is not None
-            form = WeightForm(torch.bfloat16, torch.uint8, tuple(rows.shape), Groups(self.group))
-            return form.rounded(rows)
+            form = WeightForm("int4", torch.bfloat16, tuple(rows.shape), Groups(self.group))
+            return form.widen(form.keep("", rows), "", rows.shape)
         size = self.group or into
         padded = F.pad(rows, (0, -into % size))
         whole, scale = quantise(padded.reshape(-1, size))
@@ -164,9 +164,9 @@ def kind_of(part: str, module: nn.Module, target: str) -> str | None:
     """
     form = weight_form(PRECISIONS["int8"], part, module, target)
     if part in ENCODERS:
-        return ENCODERS[part] if form.kept_as == torch.int8 else None
+        return ENCODERS[part] if form.kind == "int8" else None
     exact = part == "code_predictor" and target.endswith("down.weight")
-    if form.kept_as != torch.int8 and not exact:
+    if form.kind != "int8" and not exact:
         return None
     return next(kind for name, kind in KINDS.items() if name in target)
 

@@ -22,7 +22,6 @@ from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES, text, user
-from testing.quantised_checkpoint import int8_rows
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines, engine_spec
@@ -113,14 +112,14 @@ def test_a_reply_is_that_of_the_weights(
             assert mine.codes.tolist() == other.codes.tolist()
 
 
-def test_replies_of_four_ranks_over_published_int8_rows_are_those_of_their_weights(
+def test_replies_of_four_ranks_over_weights_that_int8_keeps_are_those_of_them(
     leaner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank has a quarter of every expert's width, and the scales of these outputs."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)
-    published, weights = write_int8_experts(leaner, tmp_path, int8_rows)
+    published, weights = write_int8_experts(leaner, tmp_path)
     target = exact(StandIn(captures=False))
     spec = weights_for_stand_in(published, tmp_path / "tree", target, dtype="int8", tp=4)
     engines = load_engines(target, spec, LoadOptions(instance="trn2.48xlarge"))

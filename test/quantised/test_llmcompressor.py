@@ -21,11 +21,10 @@ from testing.quantised_by_packages import IGNORED, write_nvfp4
 from testing.replies import assert_equal_replies
 
 REASON = "llmcompressor, which packs matrices, is not installed"
-INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
-INT8 = {**INT4, "num_bits": 8, "symmetric": True}  # as cyankiwi's AWQ-8bit
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+INT8 = {**INT4, "num_bits": 8}  # as cyankiwi's AWQ-8bit
 Matrix = tuple[str, Tensor, dict[str, Tensor]]
 """A quantised matrix: its released name, our weights, and its tensors by ending."""
-FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 
 
 def written(checkpoint: Path, folder: Path, scheme: Any) -> Iterator[Matrix]:
@@ -54,7 +53,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("form", "weights"),
-    [("pack-quantized", INT4), ("pack-quantized", INT8), ("float-quantized", FP8)],
+    [("pack-quantized", INT4), ("pack-quantized", INT8)],
 )
 def test_weights_are_those_that_compressed_tensors_decompresses(
     checkpoint: Path, tmp_path: Path, form: str, weights: dict[str, Any]

@@ -3,13 +3,10 @@
 Other versions leave weights random, with a warning or none. `make test-quantised` runs these tests
 with those that do not; elsewhere they are skipped. No version has been found that reads, on a CPU,
 
-- GPTQ with groups of inputs from anywhere: auto-round leaves g_idx aside, and transformers' own
-  reader of GPTQ needs gptqmodel, which needs a GPU to be built, or a later torch;
 - modelopt by that name: no transformers up to 5.23 knows it. "fp8 matrix" has its numbers and
   scales, in files of compressed-tensors.
 
-test_package_writers.py compares both with packages that write them. Of compressed-tensors only 0.14
-unpacks zero points for transformers 4.57.
+test_package_writers.py compares it with the package that writes it.
 """
 
 import importlib.util
@@ -26,11 +23,10 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.quantised_by_packages import write_auto_round, write_compressed_tensors
-from testing.quantised_checkpoint import awq, block_fp8, gptq, write_quantised_checkpoint
+from testing.quantised_checkpoint import block_fp8, gptq, write_quantised_checkpoint
 from testing.replies import assert_equal_replies
 
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
-ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
 
 
 def needs(**packages: str) -> None:
@@ -77,14 +73,8 @@ LAYERS = re.compile(
 )
 COMPRESSED = {
     "int4": ("pack-quantized", {**GROUPS, "symmetric": True}),
-    "int4 act order": ("pack-quantized", {**GROUPS, "symmetric": True, "actorder": "group"}),
-    "int4 asym": ("pack-quantized", {**GROUPS, "symmetric": False}),
-    "int8 packed asym": ("pack-quantized", {**GROUPS, "num_bits": 8, "symmetric": False}),
-    "int8 packed": ("pack-quantized", {**ROWS, "type": "int"}),
-    "int8": ("int-quantized", {**ROWS, "type": "int"}),
-    "int8 asym": ("int-quantized", {**ROWS, "type": "int", "symmetric": False}),
-    "fp8": ("float-quantized", {**ROWS, "type": "float"}),
-    "fp8 matrix": ("float-quantized", {**ROWS, "type": "float", "strategy": "tensor"}),
+    "int8": ("pack-quantized", {**GROUPS, "num_bits": 8, "symmetric": True}),
+    "fp8 matrix": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
 }
 
 
@@ -126,27 +116,15 @@ def assert_equal_to_auto_round(
     assert_equal_replies(folder, reference)
 
 
-@pytest.mark.parametrize("scheme", ["W4A16", "W8A16"])
 def test_auto_round_checkpoints_are_read_as_transformers_reads_them(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs(transformers="4.57", auto_round="0.16")
-    folder = write_auto_round(checkpoint, tmp_path / "made", scheme)
+    folder = write_auto_round(checkpoint, tmp_path / "made")
     assert_equal_to_auto_round(folder, checkpoint, monkeypatch)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "sym": False}
-WHOLE = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
-BY_HAND = {
-    "gptq": (gptq(), GPTQ),
-    "gptq sym false": (gptq(symmetric=False), {**GPTQ, "sym": False}),
-    "gptq int8": (gptq(bits=8), {**GPTQ, "bits": 8}),
-    "auto-round asym": (
-        gptq(symmetric=False, less=0), {**WHOLE, "packing_format": "auto_round"}
-    ),
-    "awq": (awq, AWQ),
-}  # fmt: skip
 # What auto-round asks of a config to leave the other matrices as they are.
 THINKER_LAYERS = {
     "block_name_to_quantize": "thinker.model.layers",
@@ -154,21 +132,20 @@ THINKER_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_gptq_and_awq_are_read_as_transformers_reads_them(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_gptq_is_read_as_transformers_reads_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers converts their settings to auto-round's; its own readers want a GPU."""
+    """transformers converts its settings to auto-round's; its own reader wants a GPU."""
     needs(transformers="4.57", auto_round="0.16")
     pytest.importorskip("auto_round_kernel", reason="no auto-round-lib, which reads this form")
-    writer, settings = BY_HAND[name]
+    writer = gptq()
     folder, _ = write_quantised_checkpoint(
         checkpoint,
         tmp_path,
         lambda stored: (
             writer if stored.startswith("thinker") and LAYERS.fullmatch(stored) else None
         ),
-        {**settings, **THINKER_LAYERS},
+        {**GPTQ, **THINKER_LAYERS},
     )
     assert_equal_to_auto_round(folder, checkpoint, monkeypatch)
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.checkpoint import adapters as adapters_module
-from qwen3_omni_neuron.checkpoint.adapters import Adapter, AdapterPath, adapters_digest
+from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import (
     Checkpoint,
@@ -46,7 +45,6 @@ from testing.quantised_checkpoint import (
     Writer,
     fp8,
     gptq,
-    int8_rows,
     nvfp4,
     pack_quantized,
     write_quantised_checkpoint,
@@ -164,35 +162,6 @@ def test_a_weight_of_half_precision_is_merged_in_float32(
     assert torch.equal(read(half, name, write(tmp_path / "one", tensors)), expected)
 
 
-def test_dora_scales_rows_to_their_magnitudes(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    tensors = factors(weights, QUERY)
-    magnitudes = torch.rand(len(weights[f"{QUERY}.weight"])) + 0.5
-    magnitude = {f"{QUERY}.lora_magnitude_vector": magnitudes}
-    folder = write(tmp_path / "one", tensors | magnitude, use_dora=True)
-    merged = weights[f"{QUERY}.weight"] + delta(tensors, QUERY, 6 / RANK)
-    expected = (magnitudes / torch.linalg.norm(merged, dim=1)).view(-1, 1) * merged
-    found = read(base, f"{QUERY}.weight", folder)
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(found.norm(dim=1), magnitudes)
-
-
-def test_a_table_and_a_saved_module_are_taken(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    rows, width = weights[f"{TABLE}.weight"].shape
-    a, b, head = torch.randn(RANK, rows), torch.randn(width, RANK), torch.randn_like(weights[HEAD])
-    tensors = {f"{TABLE}.lora_embedding_A": a, f"{TABLE}.lora_embedding_B": b, HEAD: head}
-    folder = write(tmp_path / "one", tensors, modules_to_save=["codec_head"])
-    expected = weights[f"{TABLE}.weight"] + (b @ a).T * (6 / RANK)
-    assert torch.equal(read(base, f"{TABLE}.weight", folder), expected)
-    assert torch.equal(read(base, HEAD, folder), head)
-    for wrapper in ("modules_to_save", "modules_to_save.default"):
-        name = HEAD.replace(".weight", f".{wrapper}.weight")
-        assert torch.equal(read(base, HEAD, write(tmp_path / wrapper, {name: head})), head)
-
-
 def test_several_adapters_are_added_in_order_with_their_weights(
     base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
 ) -> None:
@@ -202,8 +171,6 @@ def test_several_adapters_are_added_in_order_with_their_weights(
     expected = first + delta(tensors, QUERY, 0.3 * 6 / RANK)
     assert torch.equal(read(base, name, adapter, (other, 0.3)), expected)
     assert torch.equal(read(base, name, (adapter, 0.0)), weights[name])
-    head = write(tmp_path / "head", {HEAD: torch.zeros_like(weights[HEAD])})
-    assert not read(base, HEAD, adapter, head).any()
 
 
 @pytest.mark.parametrize(
@@ -277,26 +244,6 @@ def test_each_expert_takes_its_part_of_a_stack(
                 assert torch.equal(read(base, name, folder), weights[name] + rows), name
 
 
-@pytest.mark.parametrize("wrapper", ["", ".modules_to_save.default"])
-def test_experts_that_were_trained_whole_take_the_place_of_the_stored_ones(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, wrapper: str
-) -> None:
-    width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
-    both, down = (
-        torch.randn(EXPERT_COUNT, 2 * width, hidden),
-        torch.randn(EXPERT_COUNT, hidden, width),
-    )
-    name = f"{STACK}{wrapper}"
-    tensors = {f"{name}.gate_up_proj": both, f"{name}.down_proj": down}
-    folder = write(tmp_path / "one", tensors, modules_to_save=["experts"])
-    for expert in range(EXPERT_COUNT):
-        saved = {"gate": both[expert, :width], "up": both[expert, width:], "down": down[expert]}
-        for part, rows in saved.items():
-            assert torch.equal(read(base, f"{STACK}.{expert}.{part}_proj.weight", folder), rows)
-    with pytest.raises(CheckpointError, match=r"modules_to_save .* which no weight scales"):
-        Checkpoint(base, [AdapterPath(folder, 0.5)])
-
-
 def test_stacks_that_do_not_fit_are_refused(
     base: Path, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -308,63 +255,33 @@ def test_stacks_that_do_not_fit_are_refused(
             (stack(width, hidden), rf"lora_B.* {need} \[{2 * width}, {EXPERT_COUNT * RANK}\]"),
             (stack(hidden, 3), rf"lora_A.* {need} \[{EXPERT_COUNT * RANK}, {hidden}\]"),
             (stack(hidden, width, 3), r"lora_A.*experts.down_proj and .* need \[32, "),
-            (dict([next(iter(down.items()))]), "has lora_A for"),
-            (
-                down | factors(weights, f"{STACK}.5.down_proj"),
-                f"has two changes of {STACK}.5.down_proj",
-            ),
-            (
-                {f"{STACK}.down_proj": torch.zeros(8, width, hidden)},
-                rf"down_proj of F32 .*{STACK}.down_proj and .* need \[8, {hidden}, {width}\]",
-            ),
-            (
-                {f"{STACK}.gate_up_proj": torch.zeros(7, 2 * width, hidden)},
-                rf"gate_up_proj and .* need \[8, {2 * width}, {hidden}\]",
-            ),
-            ({f"{STACK}.weight": torch.zeros(8, hidden, width)}, f"has whole for {STACK}, and"),
-            (
-                {f"{STACK}.down_proj": torch.zeros(8, hidden, width)} | down,
-                f"has two changes of {STACK}.0.down_proj",
-            ),
+            (dict([next(iter(down.items()))]), f"has one of A and B alone for {STACK}"),
         )
     ):
         folder = write(tmp_path / str(number), tensors)
         with pytest.raises(CheckpointError, match=message):
             Checkpoint(base, [AdapterPath(folder)])
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    uneven = shapes | {f"{STACK}.5.down_proj.weight": (3, 3)}
-    with pytest.raises(CheckpointError, match=rf"need \[{5 * RANK}, {width}\]"):
-        Adapter(AdapterPath(write(tmp_path / "uneven", down)), uneven)
 
 
 @pytest.mark.parametrize(
     ("settings", "renamed", "message"),
     [
-        ({"peft_type": "IA3"}, {}, "is of type 'IA3'; LORA is implemented"),
-        ({"bias": "all"}, {}, "has bias 'all', which is not implemented"),
-        ({"lora_bias": True}, {}, "has lora_bias True"),
+        ({"peft_type": "IA3"}, {}, "has peft_type 'IA3': .* merge_and_unload"),
+        ({"bias": "all"}, {}, "has bias 'all': LoRA and rsLoRA over linear layers"),
+        ({"use_dora": True}, {}, "has use_dora True: .* merge_and_unload"),
+        ({"modules_to_save": ["codec_head"]}, {}, "has modules_to_save .*merge_and_unload"),
         ({"init_lora_weights": "pissa"}, {}, "has init_lora_weights 'pissa'"),
-        ({"use_qalora": True}, {}, "has use_qalora True"),
-        ({"trainable_token_indices": [1]}, {}, "has trainable_token_indices"),
         ({"new_in_some_version": 3}, {}, "has new_in_some_version 3"),
         ({"r": 8}, {}, r"lora_A.weight of F32 \[4, \d+\]; .* need \[8, "),
-        ({"r": 0}, {}, "has r or rank_pattern 0; both are whole numbers from 1 to 1000000000"),
-        ({"lora_alpha": "6"}, {}, "has lora_alpha or alpha_pattern '6'; both are numbers from"),
-        ({"lora_alpha": 10**400}, {}, "has lora_alpha or alpha_pattern 1000"),
-        ({"lora_alpha": -(10**400)}, {}, "has lora_alpha or alpha_pattern -1000"),
-        ({"rank_pattern": {"q_proj": 10**400}}, {}, "has r or rank_pattern 1000"),
-        ({"r": True}, {}, "has r or rank_pattern True"),
-        ({"alpha_pattern": {"q_proj": "6"}}, {}, "has lora_alpha or alpha_pattern '6'"),
-        ({"rank_pattern": "q_proj"}, {}, "has rank_pattern 'q_proj'; implemented are names"),
-        ({"rank_pattern": {"(a+)+b": 4}}, {}, "implemented are names of layers"),
-        ({"use_dora": True}, {}, "lora_A, lora_B for .* and lora_A, lora_B, lora_magnitude_vector"),
+        ({"rank_pattern": {"(a+)+b": 4}}, {}, "names of layers are read, whole"),
         (
             {"base_model_name_or_path": "Qwen/Qwen2.5-Omni-7B"},
             {QUERY: "thinker.model.layers.9.self_attn.q_proj"},
             "checkpoint has no thinker.model.layers.9.self_attn.q_proj.weight. It was trained on "
             "'Qwen/Qwen2.5-Omni-7B'",
         ),
-        ({}, {QUERY: "thinker.audio_tower.conv2d1"}, r"whose shape is \[\d+, 1, 3, 3\]"),
+        ({}, {".lora_": ".lora_embedding_"}, "no factor A or B .* merge_and_unload"),
+        ({}, {QUERY: "thinker.audio_tower.conv2d1"}, r"of shape \[\d+, 1, 3, 3\], which is no"),
         ({}, {QUERY: EXPERT}, "need .* trained on another checkpoint"),
     ],
 )
@@ -384,78 +301,30 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
         Checkpoint(base, [AdapterPath(folder)])
 
 
-def test_a_lone_factor_a_pickle_and_a_weight_without_effect_are_refused(
+def test_a_lone_factor_other_types_and_missing_files_are_refused(
     base: Path, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
     pair = factors(weights, QUERY)
     lone = dict([next(iter(pair.items()))])
-    head = {HEAD: weights[HEAD]}
-    magnitude = {f"{QUERY}.lora_magnitude_vector": weights[f"{QUERY}.weight"][:, 0].clone()}
-    twice = pair | {name.removeprefix("thinker."): tensor * 2 for name, tensor in pair.items()}
-    for folder, weight, message in (
-        (write(tmp_path / "lone", lone), 1.0, "has lora_A for .*, and lora_A, lora_B was expected"),
-        (write(tmp_path / "twice", twice), 1.0, f"has two tensors for {QUERY}.weight: "),
-        (write(tmp_path / "head", head), 0.5, "which no weight scales, got weight 0.5"),
-        (write(tmp_path / "dora", pair | magnitude, use_dora=True), 0.5, "which no weight scales"),
-        (tmp_path / "none", 1.0, "can't be read: No such file"),
+    whole = {name: tensor.int() for name, tensor in pair.items()}
+    none = write(tmp_path / "none", pair)
+    (none / "adapter_model.safetensors").rename(none / "adapter_model.bin")
+    for folder, message in (
+        (write(tmp_path / "lone", lone), "has one of A and B alone for"),
+        (write(tmp_path / "whole", whole), "lora_A.weight of I32 .* in F32, F16, BF16"),
+        (none, "has no adapter_model.safetensors. Save it by PEFT's save_pretrained"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            Checkpoint(base, [AdapterPath(folder, weight)])
-    with pytest.raises(CheckpointError, match="can't be read: No such file"):
-        fingerprint(base, [AdapterPath(tmp_path / "none")])
-    (tmp_path / "lone" / "adapter_config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"can't be read: adapter_config\.json is not an obj"):
-        Checkpoint(base, [AdapterPath(tmp_path / "lone")])
-    file = tmp_path / "head" / "adapter_model.safetensors"
-    file.rename(file.with_suffix(".bin"))
-    with pytest.raises(CheckpointError, match=r"but adapter_model\.bin, which is not read"):
-        Checkpoint(base, [AdapterPath(file.parent)])
-
-
-@pytest.mark.parametrize(
-    ("tensors", "settings", "message"),
-    [
-        ({HEAD: (3, 3)}, {}, r"codec_head.weight of F32 \[3, 3\]"),
-        ({f"{QUERY}.lora_B.weight": (5, RANK)}, {}, r"lora_B.weight of F32 \[5, 4\]"),
-        ({f"{QUERY}.lora_magnitude_vector": (3,)}, {"use_dora": True}, r"vector of F32 \[3\]"),
-        (
-            {
-                f"{TABLE}.lora_{kind}": (3,)
-                for kind in ("embedding_A", "embedding_B", "magnitude_vector")
-            },
-            {"use_dora": True},
-            "has DoRA for the table",
-        ),
-    ],
-)
-def test_tensors_of_another_shape_and_dora_of_tables_are_refused(
-    base: Path,
-    weights: dict[str, Tensor],
-    tmp_path: Path,
-    tensors: dict[str, tuple[int, ...]],
-    settings: dict[str, Any],
-    message: str,
-) -> None:
-    pair = factors(weights, QUERY) if any(QUERY in name for name in tensors) else {}
-    wrong = {name: torch.zeros(shape) for name, shape in tensors.items()}
-    with pytest.raises(CheckpointError, match=message):
-        Checkpoint(base, [AdapterPath(write(tmp_path / "one", pair | wrong, **settings))])
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float64, torch.float8_e4m3fn])
-@pytest.mark.parametrize("name", [HEAD, f"{QUERY}.lora_A.weight", f"{QUERY}.lora_B.weight"])
-def test_tensors_of_other_types_are_refused(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
-    tensors = {HEAD: weights[HEAD]} if name == HEAD else factors(weights, QUERY)
-    tensors[name] = tensors[name].to(dtype)
-    with pytest.raises(CheckpointError, match=f"has .*{name} of [IF].* in F32, F16, BF16"):
-        Checkpoint(base, [AdapterPath(write(tmp_path / "one", tensors))])
+            Checkpoint(base, [AdapterPath(folder)])
+    (tmp_path / "lone" / "adapter_config.json").unlink()
+    for refused in (Checkpoint, fingerprint):
+        with pytest.raises(CheckpointError, match=r"can't be read: .*No such file"):
+            refused(base, [AdapterPath(tmp_path / "lone")])
 
 
 def test_over_drawn_weights_an_adapter_is_refused(tmp_path: Path, adapter: Path) -> None:
     drawn = write_tiny_checkpoint(tmp_path / "drawn", drawn=True)
-    with pytest.raises(CheckpointError, match=r"has a drawn\.json .*: no adapter can be merged"):
+    with pytest.raises(CheckpointError, match="no adapter can be merged"):
         Checkpoint(drawn, [AdapterPath(adapter)])
 
 
@@ -497,10 +366,9 @@ def test_adapters_their_order_and_weights_are_part_of_fingerprints(
 
 
 def test_every_number_of_an_adapter_is_part_of_its_digest(
-    weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
     """A checkpoint's tensors are hashed in their middle alone: they are a thousand times more."""
-    monkeypatch.setattr(adapters_module, "_BLOCK_BYTES", 100)
     folder = write(tmp_path / "one", factors(weights, QUERY))
     file, found = folder / "adapter_model.safetensors", set()
     content = file.read_bytes()
@@ -511,7 +379,7 @@ def test_every_number_of_an_adapter_is_part_of_its_digest(
             file.write_bytes(written)
             found.add(adapters_digest([AdapterPath(folder)]))
     assert len(found) == 4
-    with pytest.raises(CheckpointError, match=f"The adapter {tmp_path} can't be read: No such"):
+    with pytest.raises(CheckpointError, match=f"The adapter {tmp_path} can't be read: .*No such"):
         adapters_digest([AdapterPath(tmp_path)])
 
 
@@ -585,7 +453,7 @@ FORMS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "pack-quantized": (pack_quantized(), FLOATS | {"format": "pack-quantized"}),
     "NVFP4": (nvfp4(), FLOATS | {"format": "nvfp4-pack-quantized"}),
     "modelopt": (nvfp4(modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-    "FP8": (fp8("row"), FLOATS),
+    "FP8": (fp8(), FLOATS),
 }
 
 
@@ -612,8 +480,8 @@ def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
     quantised, widened = write_quantised_checkpoint(
         base,
         tmp_path,
-        lambda name: int8_rows if rounded.fullmatch(name) else None,
-        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+        lambda name: fp8() if rounded.fullmatch(name) else None,
+        FLOATS,
     )
     given = [AdapterPath(write(tmp_path / "one", factors(weights, QUERY)))]
     merged = Checkpoint(quantised, given)
@@ -643,8 +511,8 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
     quantised, widened = write_quantised_checkpoint(
         base,
         tmp_path,
-        lambda name: gptq(size=64) if matrix.fullmatch(name) else None,
-        {"quant_method": "gptq", "bits": 4, "group_size": 64},
+        lambda name: gptq() if matrix.fullmatch(name) else None,
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
     )
     config, chosen = read_config(base), {}
     for layer in (QUERY, SPEECH):
@@ -666,15 +534,15 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
 
 
 def test_sizes_are_those_with_the_adapter(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
     """A matrix is not kept as published where an adapter changes a part of it."""
     names = [QUERY.replace("q_proj", part) + ".weight" for part in ("k_proj", "q_proj", "v_proj")]
     folder, _ = write_quantised_checkpoint(
         base,
         tmp_path,
-        lambda name: int8_rows if name in names else None,
-        FLOATS | {"format": "int-quantized"},
+        lambda name: gptq() if name in names else None,
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
     )
     adapter = write(tmp_path / "adapter", factors(weights, QUERY))
     given = [AdapterPath(adapter)]
@@ -815,16 +683,14 @@ EXPERTS = r".*\.mlp\.experts\."
     ("targets", "settings"),
     [
         (
-            f"{ATTENTION}|.*(?:embed_tokens|codec_embedding)",
+            ATTENTION,
             {
                 "use_rslora": True,
                 "rank_pattern": {"0.self_attn.q_proj": 2},
                 # Of the thinker in transformers 4 alone: 5 has its layers in a language_model.
                 "alpha_pattern": {"model.layers.0.self_attn.k_proj": 9, "layers.1": 2},
-                "modules_to_save": ["talker.codec_head"],
             },
         ),
-        (ATTENTION, {"use_dora": True, "modules_to_save": ["talker.codec_head"]}),
         (ATTENTION, {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),
         (
             EXPERTS,
@@ -837,9 +703,8 @@ EXPERTS = r".*\.mlp\.experts\."
             },
         ),
         (EXPERTS, {"target_modules": [], "target_parameters": ["experts.down_proj"]}),
-        (ATTENTION, {"modules_to_save": ["experts", "talker.codec_head"]}),
     ],
-    ids=["patterns", "dora", "experts", "stacks", "one stack", "saved stacks"],
+    ids=["patterns", "experts", "stacks", "one stack"],
 )
 def test_weights_are_those_that_peft_merges(
     base: Path, tmp_path: Path, targets: str, settings: dict[str, Any]
@@ -848,15 +713,13 @@ def test_weights_are_those_that_peft_merges(
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
 
-    stacked = "target_parameters" in settings or "experts" in settings.get("modules_to_save", ())
-    if stacked and Version(transformers.__version__) < Version("5"):
+    if "target_parameters" in settings and Version(transformers.__version__) < Version("5"):
         pytest.skip("4.57 has no experts as one stack")
     model = Reference(base).model
-    kinds = (nn.Linear,) if "use_dora" in settings else (nn.Linear, nn.Embedding)
     layers = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, kinds) and re.fullmatch(targets, name)
+        if isinstance(module, nn.Linear) and re.fullmatch(targets, name)
     ]
     given = {"r": RANK, "lora_alpha": 6, "target_modules": layers} | settings
     made = peft.get_peft_model(model, peft.LoraConfig(**given))
@@ -888,7 +751,7 @@ def draw_adapters(model: nn.Module) -> None:
     """Give PEFT's new parameters values, as training would."""
     draw = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
-        if "lora_" in name or "modules_to_save" in name:
+        if "lora_" in name:
             parameter.data += torch.rand(parameter.shape, generator=draw) * 0.1
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,14 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, map_tensors, write_tensors
-from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.plan import MODELS
-from qwen3_omni_neuron.cpu import compact, precision
-from qwen3_omni_neuron.cpu.compact import pack_compact, unpack_compact
-from qwen3_omni_neuron.cpu.target import LIMITS
+from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
     compile_model,
     load_checkpoint_models,
     load_compiled_models,
 )
-from qwen3_omni_neuron.errors import ArtifactError
 from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
 from testing.tiny import write_tiny_checkpoint
@@ -62,10 +57,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compile_into(tree: Path, checkpoint: Path, compact: bool) -> dict[str, Tensor]:
+def compile_into(tree: Path, checkpoint: Path) -> dict[str, Tensor]:
     """Compile a tree in dtype mixed, without a manifest. Return its tensors by name."""
     plan = plan_of(checkpoint, read_config(checkpoint), dtype="mixed")
-    plan = replace(plan, compact=compact)
     stored: dict[str, Tensor] = {}
     for model in MODELS:
         (tree / model).mkdir(parents=True)
@@ -77,7 +71,7 @@ def compile_into(tree: Path, checkpoint: Path, compact: bool) -> dict[str, Tenso
 @pytest.fixture(scope="module")
 def tree(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
-    compile_into(folder, planted, compact=True)
+    compile_into(folder, planted)
     return folder
 
 
@@ -98,7 +92,7 @@ def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted: Path, tre
     for name in ("attention.qkv.weight", "ffn.down", "ffn.router.weight"):
         assert stored[layer + name].dtype == torch.uint8
     config = read_config(planted)
-    found = load_compiled_models(tree, config, "mixed", STAGES, packed=False, compact=True)
+    found = load_compiled_models(tree, config, "mixed", STAGES, packed=False)
     wanted = load_checkpoint_models(Checkpoint(planted), config, "float32", STAGES, packed=False)
     pairs = zip(parameters(found), parameters(wanted), strict=True)
     assert all(one == other for one, other in pairs)
@@ -106,8 +100,8 @@ def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted: Path, tre
 
 def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted: Path, tree: Path) -> None:
     given = read_config(planted), "mixed", STAGES, True
-    read = load_checkpoint_models(Checkpoint(planted), *given, compact=True)
-    mapped = load_compiled_models(tree, *given, compact=True)
+    read = load_checkpoint_models(Checkpoint(planted), *given)
+    mapped = load_compiled_models(tree, *given)
     pairs = zip(parameters(read), parameters(mapped), strict=True)
     assert all(one == other for one, other in pairs)
     assert {dtype for _, dtype, _ in parameters(read)} == {
@@ -117,37 +111,19 @@ def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted: Path, tree:
     }
 
 
-def test_without_it_a_tree_is_plain_and_a_compact_file_is_refused(
-    planted: Path, tree: Path, tmp_path: Path
+def test_a_tree_of_plain_matrices_is_loaded(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = compile_into(tmp_path, planted, compact=False)
+    """One of an earlier version, or that a machine without the C compiled."""
+    with monkeypatch.context() as without_c:
+        without_c.setattr(precision, "find_library", lambda: None)
+        stored = compile_into(tmp_path, planted)
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32, torch.bfloat16}
-    given = read_config(planted), "mixed", STAGES
-    load_compiled_models(tmp_path, *given, packed=True)
-    # The numbers of one file tell nothing of its form: a tree of plain matrices alone is compact.
-    load_compiled_models(tmp_path, *given, packed=True, compact=True)
-    with pytest.raises(ArtifactError, match=r"is torch.uint8 .*, and torch.bfloat16 .* was expect"):
-        load_compiled_models(tree, *given, packed=True)
-
-
-def test_torch_packs_a_large_matrix_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = torch.randn(3, 100, 260, generator=torch.Generator().manual_seed(0)).bfloat16()
-    whole = pack_compact(matrix)
-    assert whole is not None
-    packed, unpacked = [], []
-    pack_rows, unpack_rows = compact._pack_rows, compact._unpack_rows
-    monkeypatch.setattr(compact, "_pack_rows", lambda m: packed.append(len(m)) or pack_rows(m))
-    monkeypatch.setattr(
-        compact, "_unpack_rows", lambda *given: unpacked.append(given[1]) or unpack_rows(*given)
-    )
-    monkeypatch.setattr(compact, "_AT_ONCE", 64 * 260)
-    in_pieces = pack_compact(matrix)
-    assert in_pieces is not None and torch.equal(in_pieces, whole)
-    wide = unpack_compact(in_pieces, tuple(matrix.shape), torch.float32)
-    assert torch.equal(wide, matrix.float())
-    assert packed == unpacked == [64, 36] * 3
-    matrix[2, 90] = torch.arange(260).mul(128).to(torch.int16).view(torch.bfloat16)
-    assert pack_compact(matrix) is None
+    config = read_config(planted)
+    found = load_compiled_models(tmp_path, config, "mixed", STAGES, packed=False)
+    wanted = load_checkpoint_models(Checkpoint(planted), config, "float32", STAGES, packed=False)
+    pairs = zip(parameters(found), parameters(wanted), strict=True)
+    assert all(one == other for one, other in pairs)
 
 
 LAYOUT: Layout = {
@@ -220,17 +196,13 @@ def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
 def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    """With a picture and sound. C and torch write the same tree."""
+    """With a picture and sound; also over the tree of a machine without the C."""
     words = ["compile", "--model", str(checkpoint), "--dtype", dtype, "--out"]
     with compiled_here():
         assert cli.main([*words, str(tmp_path / "c")]) == 0
         with monkeypatch.context() as without_c:
             without_c.setattr(precision, "find_library", lambda: None)
             assert cli.main([*words, str(tmp_path / "torch")]) == 0
-    for model in MODELS:
-        one, other = (tmp_path / by / model / WEIGHTS_FILE for by in ("c", "torch"))
-        assert one.read_bytes() == other.read_bytes(), model
-
     picture = Image.fromarray(np.arange(56 * 56 * 3).astype(np.uint8).reshape(56, 56, 3))
     sound = np.sin(np.arange(16_000, dtype=np.float32))
     content = [
@@ -246,6 +218,6 @@ def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
 
     found = reply(compiled_path=tmp_path / "c")
     assert found == reply(dtype=dtype)
-    plain = replace(TARGETS["cpu"], limits=replace(LIMITS, compact_dtypes=()))
-    monkeypatch.setitem(TARGETS, "cpu", plain)
-    assert found == reply(dtype=dtype)
+    pack = "qwen3_omni_neuron.cpu.native.binding.pack_compact_in_c"
+    monkeypatch.setattr(pack, lambda *given: None)
+    assert found == reply(compiled_path=tmp_path / "torch") == reply(dtype=dtype)

@@ -1,20 +1,17 @@
-"""Checkpoints on the hubs: docs/options.md says what `inspect` shows of them, or why not."""
+"""Checkpoints on the hubs: docs/options.md says what `inspect` shows of them."""
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.other_kinds import NOT_READ
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import expected_bytes
-from qwen3_omni_neuron.errors import CheckpointError
 from testing.hub_checkpoints import HUB_CHECKPOINTS
 from testing.imports import ROOT
 from testing.native_library import needs_c
@@ -54,14 +51,8 @@ def form_and_use(shown: dict[str, Any]) -> list[str]:
     return list(cells.pop())
 
 
-def test_the_table_has_every_checkpoint_and_every_kind_that_is_not_read() -> None:
-    table = rows()
-    others = {kind: row for kind in NOT_READ for name, row in table.items() if row[0] == kind}
-    assert len(table) == len(HUB_CHECKPOINTS) + len(NOT_READ)
-    assert table.keys() > HUB_CHECKPOINTS.keys()
-    assert {kind: row[1] for kind, row in others.items()} == {
-        kind: f"not read: {why}" for kind, why in NOT_READ.items()
-    }
+def test_the_table_has_every_checkpoint() -> None:
+    assert rows().keys() == HUB_CHECKPOINTS.keys()
 
 
 @needs_c  # without it `auto` is `mixed`
@@ -93,37 +84,3 @@ def test_scales_of_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["inspect", str(tmp_path)]) == 0
     told = "scales of the inputs of 1164 matrices are left aside: no inputs are rounded\n"
     assert told in capsys.readouterr().out
-
-
-@pytest.fixture(params=["a GGUF file", "GGUF files", "MLX", "MLX of old", "folders"])
-def other_kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> tuple[str, str]:
-    """Return a path, and its kind."""
-    folder = tmp_path / "other"
-    if "GGUF" in request.param:
-        folder.mkdir()
-        (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-        (folder / "omni-Q4_K_M.gguf").write_bytes(b"GGUF")
-        return str(folder / "omni-Q4_K_M.gguf" if "a " in request.param else folder), "GGUF"
-    if request.param == "folders":
-        for part in ("thinker", "talker", "code2wav"):
-            shutil.copytree(checkpoint, folder / part)
-        return str(folder), "a checkpoint in folders"
-    shutil.copytree(checkpoint, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization"] = {"group_size": 64, "bits": 4, "mode": "affine"}
-    if request.param == "MLX":  # newer files have both
-        config["quantization_config"] = config["quantization"]
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder), "MLX"
-
-
-def test_another_kind_is_refused_with_its_row(
-    other_kind: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At load, and by `inspect`."""
-    path, kind = other_kind
-    said = f"{path} is {kind}: {NOT_READ[kind]}. It is not read. Take a folder of safetensors"
-    with pytest.raises(CheckpointError, match=re.escape(said)):
-        Qwen3Omni.load(path)
-    assert cli.main(["inspect", path]) == 1
-    assert said in capsys.readouterr().err

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -15,7 +14,7 @@ from bench.trn2.cost import CountingGroup, floor_s, graph_cost
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
@@ -27,9 +26,7 @@ from qwen3_omni_neuron.neuron.graphs.cut import shard
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.memory import CoreMemory, core_memory, placement
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
-from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from qwen3_omni_neuron.neuron.part import part_spec, rank_file
+from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import (
     PartShare,
     part_shard_bytes,
@@ -39,9 +36,8 @@ from qwen3_omni_neuron.neuron.shards import (
 )
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN
-from testing.int8_experts import int8_models, write_int8_experts
+from testing.int8_experts import int8_models
 from testing.models import load_models
-from testing.quantised_checkpoint import fp8, int8_rows
 from testing.released import RELEASED, of_depth
 from testing.repeats import RUNS_ALL
 from testing.specs import plan_of
@@ -203,34 +199,6 @@ def test_a_rank_has_the_scales_of_its_outputs(
             assert held[name].shape[1] == 2 * width // tp
         if name.endswith("down" + SCALE):
             assert held[name].shape == tensor.shape
-
-
-def test_published_int8_rows_are_kept_and_other_forms_rounded(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
-    """Rounded again they would have scales in float32, of other values."""
-    quantised, _ = write_int8_experts(checkpoint, tmp_path / "int8", int8_rows)
-    (kept,) = written(quantised, config, tmp_path / "kept", PLAN)
-    stored = load_models(Checkpoint(quantised), config, torch.float32, ["thinker"])
-    assert stored.thinker is not None
-    plan = replace(PLAN, prompt_buckets=(40, 64), chunked_prefill=False)
-    decoder = decoder_spec(config, plan, "thinker")
-    (tmp_path / "nxdi").mkdir()
-    write_decoder_shards(decoder, Checkpoint(quantised), tmp_path / "nxdi")
-    nxdi = load_file(tmp_path / "nxdi" / rank_file(0))
-    for name, weight in stored.thinker.named_parameters():
-        if name.endswith(EXPERTS):
-            layer = name.removeprefix("decoder.").partition(".ffn")[0]
-            stack = f"{layer}.mlp.expert_mlps.mlp_op.{name.rpartition('.')[2]}_proj"
-            assert torch.equal(nxdi[f"{stack}.weight"].transpose(1, 2), kept[name]), name
-            assert torch.equal(nxdi[f"{stack}.scale"][:, 0], kept[name + SCALE]), name
-            assert torch.equal(kept[name].float() * kept[name + SCALE].unsqueeze(-1), weight), name
-            assert torch.equal(kept[name + SCALE].bfloat16().float(), kept[name + SCALE]), name
-    quantised, widened_too = write_int8_experts(checkpoint, tmp_path / "fp8", fp8("row"))
-    (ours,) = written(quantised, config, tmp_path / "of fp8", PLAN)
-    (same,) = written(widened_too, config, tmp_path / "of its weights", PLAN)
-    for name, tensor in experts(same).items():
-        assert torch.equal(ours[name], tensor), name
 
 
 def test_a_step_reads_experts_at_a_byte_a_number_and_their_scales(config: OmniConfig) -> None:

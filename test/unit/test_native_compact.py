@@ -6,15 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.cpu.compact import (
-    EXCEPTIONS,
-    compact_shape,
-    pack_compact,
-    unpack_compact,
-)
+from qwen3_omni_neuron.cpu.compact import compact_shape, unpack_compact
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError, pack_compact_in_c
 from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
 from qwen3_omni_neuron.cpu.packing import pack
+from testing.compact_form import EXCEPTIONS, pack_compact
 from testing.native_library import KINDS, needs_c
 from testing.native_modules import assert_equal
 
@@ -188,7 +184,7 @@ def test_broken_bytes_are_read_within_their_bounds(
 
 
 @needs_c
-def test_compact_weights_of_another_size_or_with_an_order_are_refused(library: Library) -> None:
+def test_compact_weights_of_another_size_are_refused(library: Library) -> None:
     layer, matrix = nn.Linear(300, 40), drawn(40, 300)
     packed = pack_compact_in_c(matrix, library)
     assert packed is not None
@@ -196,7 +192,3 @@ def test_compact_weights_of_another_size_or_with_an_order_are_refused(library: L
         layer.weight = nn.Parameter(wrong.contiguous(), requires_grad=False)
         with pytest.raises(UnsuitedError, match=r"uint8 \[2, 14656\]"):
             NativeLinear(layer, library, 1)
-    layer.weight = nn.Parameter(packed, requires_grad=False)
-    layer.weight_order = torch.arange(300, dtype=torch.int32)
-    with pytest.raises(UnsuitedError, match="no order of the inputs of compact weights"):
-        NativeLinear(layer, library, 1)

@@ -1,4 +1,4 @@
-"""Products with int4 matrices: of any group, type of scales and zero points, as files have them."""
+"""Products with int4 matrices: of any group and type of scales, as files have them."""
 
 import itertools
 from collections.abc import Callable
@@ -15,19 +15,13 @@ from testing.native_modules import assert_equal
 
 pytestmark = needs_c
 FORMATS = [
-    Groups(size, scale, zero_points)
-    for size, scale, zero_points in itertools.product(
-        (32, 64, 128), (torch.float32, torch.bfloat16, torch.float16), (False, True)
-    )
+    Groups(size, scale)
+    for size in (32, 64, 128)
+    for scale in (torch.float32, torch.bfloat16, torch.float16)
 ]
 
 
-def name_of(groups: Groups) -> str:
-    zeros = " with zero points" if groups.zero_points else ""
-    return f"{groups.size} of {groups.scale}{zeros}"
-
-
-EVERY_FORMAT = pytest.mark.parametrize("groups", FORMATS, ids=name_of)
+EVERY_FORMAT = pytest.mark.parametrize("groups", FORMATS, ids=str)
 
 
 def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.Linear, nn.Linear]:
@@ -37,17 +31,11 @@ def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.
     numbers = torch.randint(-8, 8, (out, into), generator=generator, dtype=torch.int8)
     scale = (torch.randn(out, count, generator=generator) * 0.01).to(groups.scale)
     assert (scale < 0).any() or scale.numel() < 9
-    zero_points = None
-    if groups.zero_points:
-        zero_points = torch.randint(-8, 9, (out, count), generator=generator, dtype=torch.int8)
-    wide = numbers.double()
-    if zero_points is not None:
-        wide -= zero_points.repeat_interleave(groups.size, 1)[:, :into]
-    wide *= scale.double().repeat_interleave(groups.size, 1)[:, :into]
+    wide = numbers.double() * scale.double().repeat_interleave(groups.size, 1)[:, :into]
     packed, widened = nn.Linear(into, out), nn.Linear(into, out).double()
     packed.bias.data = torch.randn(out, generator=generator)
     widened.weight.data, widened.bias.data = wide, packed.bias.double()
-    blocks = pack_groups(numbers, scale, groups, zero_points)
+    blocks = pack_groups(numbers, scale, groups)
     assert torch.equal(unpack_groups(blocks, out, into, groups).double(), wide.float().double())
     packed.weight = nn.Parameter(blocks, requires_grad=False)
     packed.weight_groups = groups
@@ -92,13 +80,10 @@ def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("size", [96, 1536, 4512])
-def test_many_inputs_are_taken_in_whole_groups(
-    library: Library, size: int, zero_points: bool
-) -> None:
+def test_many_inputs_are_taken_in_whole_groups(library: Library, size: int) -> None:
     """A row alone has the same bits as among others."""
-    packed, widened = int4_linear(33, 4500, Groups(size, zero_points=zero_points))
+    packed, widened = int4_linear(33, 4500, Groups(size))
     native, x = NativeLinear(packed, library, 1), torch.randn(20, 4500)
     got = native(x)
     torch.testing.assert_close(got, widened(x.double()).float(), atol=1e-4, rtol=1e-4)

@@ -13,7 +13,7 @@ from torch import Tensor
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.compilation.loading import stage_threads
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
@@ -142,13 +142,13 @@ FORMS: dict[str, dict[str, str]] = {
     "embedding": {"weight": "t"},
 }  # fmt: skip
 KEPT = {
-    # form: type in mixed, float32, int8, int4; packed. uint8: blocks of int4
-    "m": (torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16, True),
-    "d": (torch.bfloat16, torch.float32, torch.int8, torch.int8, True),
-    "g": (torch.bfloat16, torch.float32, torch.int8, torch.uint8, True),
-    "r": (torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16, True),
-    "t": (torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16, False),
-    "o": (torch.float32, torch.float32, torch.float32, torch.float32, False),
+    # form: kind in mixed, float32, int8, int4
+    "m": ("compact", "panels", "compact", "compact"),
+    "d": ("compact", "panels", "int8", "int8"),
+    "g": ("compact", "panels", "int8", "int4"),
+    "r": ("panels", "panels", "panels", "panels"),
+    "t": ("whole", "whole", "whole", "whole"),
+    "o": ("whole", "whole", "whole", "whole"),
 }
 
 
@@ -162,23 +162,22 @@ def test_every_parameter_is_kept_in_its_form(config: OmniConfig) -> None:
         for name, parameter in module.named_parameters():
             letter = next((form for end, form in patterns.items() if name.endswith(end)), None)
             assert letter, f"{part}.{name} is in no pattern"
-            *types, packed = KEPT[letter]
-            for dtype, expected in zip(("mixed", "float32", "int8", "int4"), types, strict=True):
+            for dtype, kind in zip(("mixed", "float32", "int8", "int4"), KEPT[letter], strict=True):
                 form = weight_form(PRECISIONS[dtype], part, module, name)
-                assert form.kept_as == expected, f"{part}.{name} in {dtype}"
-                assert (form.matrix is not None) == packed, f"{part}.{name} in {dtype}"
+                if kind in ("compact", "panels") and dtype != "float32":
+                    assert form.kind in ("compact", "panels"), f"{part}.{name} in {dtype}"
+                else:
+                    assert form.kind == kind, f"{part}.{name} in {dtype}"
                 # int8 and int4 are made of what the checkpoint has.
-                rounded = expected in (torch.int8, torch.uint8)
-                assert form.read_as == (torch.bfloat16 if rounded else expected)
-                assert form.groups == (Groups() if expected == torch.uint8 else None)
-                layout = form.layout(name, parameter.shape)
-                kept = form.keep(name, torch.ones(parameter.shape, dtype=form.read_as))
+                wide = letter == "o" or dtype == "float32"
+                assert form.dtype == (torch.float32 if wide else torch.bfloat16)
+                layout = form.plain.layout(name, parameter.shape)
+                kept = form.plain.keep(name, torch.ones(parameter.shape, dtype=form.dtype))
                 assert layout == {k: (tuple(t.shape), t.dtype) for k, t in kept.items()}
-                assert (name + SCALE in kept) == (expected == torch.int8)
+                assert (name + SCALE in kept) == (kind == "int8")
             for plain in ("bfloat16", "float64"):
                 form = weight_form(PRECISIONS[plain], part, module, name)
-                kept_as = getattr(torch, plain)
-                assert (form.read_as, form.kept_as, form.matrix) == (kept_as, kept_as, None)
+                assert (form.kind, form.dtype) == ("whole", getattr(torch, plain))
 
 
 def test_packing_widens_what_is_read_as_bfloat16(config: OmniConfig) -> None:
@@ -201,16 +200,13 @@ def test_int8_rounds_matrices_of_encoders_and_no_convolution(config: OmniConfig)
         for name, parameter in module.named_parameters():
             form = weight_form(PRECISIONS["int8"], part, module, name)
             owner = module.get_submodule(name.rpartition(".")[0])
-            is_linear = isinstance(owner, torch.nn.Linear)
             if isinstance(owner, CONVOLUTIONS) and name.endswith("weight"):
-                assert (form.kept_as, form.matrix) == (torch.bfloat16, None), f"{part}.{name}"
+                assert (form.kind, form.dtype) == ("whole", torch.bfloat16), f"{part}.{name}"
             elif parameter.ndim != 2:
-                assert (form.kept_as, form.matrix) == (torch.float32, None), f"{part}.{name}"
-            elif is_linear:
-                rounded = part != "code2wav"
-                expected = torch.int8 if rounded else torch.bfloat16
-                assert form.kept_as == expected, f"{part}.{name}"
-                assert (form.matrix is not None) == rounded, f"{part}.{name}"
+                assert (form.kind, form.dtype) == ("whole", torch.float32), f"{part}.{name}"
+            elif isinstance(owner, torch.nn.Linear):
+                kind = "whole" if part == "code2wav" else "int8"
+                assert (form.kind, form.dtype) == (kind, torch.bfloat16), f"{part}.{name}"
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "float32", "int8", "int4"])

@@ -74,7 +74,7 @@ def test_published_numbers_that_are_widened_are_rounded_anew(writer: Writer, own
 
 def test_fp8_is_as_published() -> None:
     matrix = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-    for writer, blocks in ((fp8("row"), "a row"), (block_fp8(), "128 x 128")):
+    for writer, blocks in ((fp8(rows=True), "a row"), (block_fp8(), "128 x 128")):
         assert torch.equal(as_fp8(matrix, *FP8_BLOCKS[blocks]), writer(matrix)[1])
 
 

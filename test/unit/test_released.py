@@ -58,5 +58,5 @@ def test_a_dry_run_of_a_hub_id_for_the_cpu_reads_no_weights(
     words = ["compile", "--model", "Qwen/Qwen3-Omni-30B-A3B-Thinking", "--dry-run"]
     assert cli.main([*words, "--target", "cpu"]) == 0
     printed = capsys.readouterr()
-    assert "| int4 |" in printed.out
+    assert "thinker  mixed" in printed.out
     assert printed.err == ""

@@ -6,7 +6,6 @@ they are read: see checkpoint.adapters.
 """
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,28 +30,20 @@ from qwen3_omni_neuron.checkpoint.headers import (
     StoredTensor,
     header_bytes,
     parse_header,
-    parse_index,
     read_headers,
     read_index,
 )
-from qwen3_omni_neuron.checkpoint.json_files import open_regular, read_bytes, reason
-from qwen3_omni_neuron.checkpoint.other_kinds import refuse_files, refuse_local
 from qwen3_omni_neuron.checkpoint.quantised import (
-    QuantisationSettings,
     QuantisedForm,
     find_settings,
     quantised_forms,
     read_settings,
 )
-from qwen3_omni_neuron.errors import CheckpointError, printable
+from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from qwen3_omni_neuron.checkpoint.numbers import IntegerMatrix
-
-logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -61,7 +52,7 @@ _CONVERSATION_FILES = (
     *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
 )
 LISTED_FILES = 12  # names of files that an error lists; the rest are counted
-HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
+_HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
 def resolve_checkpoint(model_path: str | Path) -> Path:
@@ -69,28 +60,25 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 
     A hub id is downloaded, or taken from the local cache when the hub can't be reached.
     Raises CheckpointError when there is neither a folder nor a download, and, before weights are
-    downloaded, for a checkpoint of another model, or of a kind or quantised by a method that is not
-    read.
+    downloaded, for a checkpoint of another model, or quantised by a method that is not read.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder
     folder = download(str(model_path), ("*.json",))
     read_settings(folder)
     read_config(folder)
-    return download(str(model_path), HUB_FILES)
+    return download(str(model_path), _HUB_FILES)
 
 
 def local_folder(model_path: str | Path) -> Path | None:
-    """Return a checkpoint's folder, or None for a hub id.
-
-    Raises CheckpointError for neither, and see checkpoint.other_kinds.refuse_files.
-    """
+    """Return a checkpoint's folder, or None for a hub id. Raises CheckpointError for neither."""
     folder = Path(model_path)
-    refuse_local(folder)
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"{folder} is a file; model_path must be a checkpoint's folder.")
+        raise CheckpointError(
+            f"{folder} is a file; model_path must be a checkpoint's folder. GGUF is not read."
+        )
     if not _HUB_ID.fullmatch(str(model_path)):
         raise CheckpointError(
             f"{folder} does not exist. model_path must be a checkpoint's folder, or a hub id "
@@ -102,25 +90,19 @@ def local_folder(model_path: str | Path) -> Path | None:
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
     """Download the files of a hub id that match. Returns the folder of its revision in the cache.
 
-    What is in folders of it is left. Raises CheckpointError where the hub can't be reached and the
-    cache has none, and see checkpoint.other_kinds.refuse_files.
+    Files in its subfolders are ignored. Raises CheckpointError where the hub can't be reached and
+    the cache has none.
     """
-    # Slow to import; a folder does not need it.
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
 
     try:
-        folder = Path(
-            snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
-        )
-        has_weights = (folder / INDEX_FILE).exists() or (folder / SINGLE_FILE).exists()
-        files = [] if has_weights else list_repo_files(hub_id)
+        found = snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
     except Exception as error:  # the hub client also raises its HTTP library's errors
         raise CheckpointError(
-            f"{hub_id} is not a local folder, and the hub gave no checkpoint of that name: "
-            f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
+            f"{hub_id} is not a local folder, and could not be fetched from the hub: {error}. "
+            "Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
-    refuse_files(hub_id, files)
-    return folder
+    return Path(found)
 
 
 class Checkpoint:
@@ -140,15 +122,12 @@ class Checkpoint:
         self._names = set(self._files if self._drawn is None else self._drawn.shapes)
         headers = {} if self._drawn else self.headers()  # checks all files before one is mapped
         settings = None if self._drawn else read_settings(folder)
-        self.quantised, used = quantised_forms(headers, settings or QuantisationSettings())
+        self.quantised, used = quantised_forms(headers, settings)
         self._names = (self._names - used) | self.quantised.keys()
         self._forms, self._adapters = self.quantised, list[Adapter]()
         if adapters:
             if self._drawn is not None:
-                raise CheckpointError(
-                    f"{folder} has a {DRAWN_FILE} and no weights in files: no adapter can be "
-                    "merged. Write it without --drawn."
-                )
+                raise CheckpointError(f"{folder} has drawn weights: no adapter can be merged.")
             shapes = {n: (self._forms.get(n) or headers[n]).shape for n in self._names}
             self._adapters = [Adapter(adapter, shapes) for adapter in adapters]
             self.quantised = {n: f for n, f in self._forms.items() if n not in self.merged_names}
@@ -180,10 +159,7 @@ class Checkpoint:
         a file that can't be read or lacks a tensor, and for drawn weights, which are in no file.
         """
         if self._drawn is not None:
-            raise CheckpointError(
-                f"{self.folder} has a {DRAWN_FILE} and no weights in files: there is nothing to "
-                "show. Write it without --drawn."
-            )
+            raise CheckpointError(f"{self.folder} has drawn weights, in no file.")
         found: dict[str, StoredTensor] = {}
         for file in sorted(set(self._files.values())):
             stored = read_headers(self.folder, [file]).items()
@@ -192,7 +168,7 @@ class Checkpoint:
             name = min(lacking)
             shard = self.folder / self._files[name]
             raise CheckpointError(
-                f"{shard} lacks {printable(name, 200)}, which {INDEX_FILE} has there; "
+                f"{shard} lacks {name}, which {INDEX_FILE} has there; "
                 f"{len(lacking)} tensors are missing in all. Download both again."
             )
         return found
@@ -253,10 +229,10 @@ class ShardReader:
 
         return torch.float32
 
-    def numbers(self, name: str) -> "IntegerMatrix":
-        """Read the published numbers of a quantised matrix of integers.
+    def numbers(self, name: str) -> "tuple[Tensor, Tensor]":
+        """Read the published numbers and scales of a quantised matrix of integers.
 
-        Raises CheckpointError; see checkpoint.numbers.read_numbers.
+        See checkpoint.numbers.read_numbers. Raises CheckpointError.
         """
         from qwen3_omni_neuron.checkpoint.numbers import read_numbers  # imports torch
 
@@ -288,14 +264,9 @@ class ShardReader:
                 self._open[file_name] = safe_open(path, framework="pt")
                 self._open_bytes += size
             return self._open[file_name].get_tensor(name)
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{path} is missing, and {name} is in it. Download the shard again."
-            ) from None
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{path} can't be read ({reason(error)}): it is truncated or broken. "
-                "Download the shard again."
+                f"{path} can't be read ({error}). Download the shard again."
             ) from error
 
     def trim(self) -> None:
@@ -353,17 +324,19 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """
     digest = hashlib.sha256()
     try:
-        digest.update(read_bytes(folder / "config.json"))
+        digest.update((folder / "config.json").read_bytes())
         if (settings := find_settings(folder)) and settings[0] != "config.json":
-            digest.update(read_bytes(folder / settings[0]))
+            digest.update((folder / settings[0]).read_bytes())
         if (folder / DRAWN_FILE).exists():
-            digest.update(read_bytes(folder / DRAWN_FILE))
+            digest.update((folder / DRAWN_FILE).read_bytes())
         else:
-            for shard in _shards(folder, digest):
+            if (folder / INDEX_FILE).exists():
+                digest.update((folder / INDEX_FILE).read_bytes())
+            for shard in sorted(set((read_index(folder) or {"": SINGLE_FILE}).values())):
                 _add_shard(folder / shard, digest)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder} can't be fingerprinted: {reason(error)}. Is it a whole checkpoint, with "
+            f"{folder} can't be fingerprinted: {error}. Is it a whole checkpoint, with "
             "config.json and every shard? Download what is missing."
         ) from error
     if adapters:
@@ -376,34 +349,19 @@ def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ())
 
     It covers what `fingerprint` does, and the tokenizer, the chat template and the settings of
     audio and images. generation_config.json, which has defaults of options, does not count.
-    Raises CheckpointError as `fingerprint` does.
+    Raises CheckpointError as `fingerprint` does, and OSError.
     """
     digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):
-        try:
-            content = read_bytes(path) if path.exists() else b""
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} can't be read: {reason(error)}. Download it again."
-            ) from error
+        content = path.read_bytes() if path.exists() else b""
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
-def _shards(folder: Path, digest: "hashlib._Hash") -> list[str]:
-    index = folder / INDEX_FILE
-    if not index.exists():
-        return [SINGLE_FILE]
-    content = read_bytes(index)
-    digest.update(content)
-    return sorted(set(parse_index(content).values()))
-
-
 def _add_shard(path: Path, digest: "hashlib._Hash") -> None:
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         header = header_bytes(file)
-        size = os.fstat(file.fileno()).st_size
-        digest.update(f"{path.name} {size}\n".encode())
+        digest.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
         digest.update(header)
         for _, (_, _, begin, end) in sorted(parse_header(header).items()):
             middle = LENGTH_BYTES + len(header) + (begin + end) // 2

@@ -1,10 +1,9 @@
-"""Read quantised matrices: their published numbers, or the weights that they stand for.
+"""Round matrices to int8, and read published ones: numbers, or the weights they stand for.
 
 checkpoint.quantised tells their forms. A weight is computed in float32 by the formula there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,37 +11,11 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.quantised import WORD_BITS, QuantisedForm
 from qwen3_omni_neuron.errors import CheckpointError
 
-_AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each number of a word, lowest bits first
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the 8 numbers whose sign bit is 0
 _LARGEST_E4M3 = 448.0
+_LARGEST_INT8 = 127
 Read = Callable[[str], Tensor]
 """Function that reads a stored tensor by name."""
-
-
-@dataclass(frozen=True)
-class IntegerMatrix:
-    """A matrix of integers: a weight is scale * (number - zero point).
-
-    numbers: int8 [out, into], the middle of their range is 0. scale: float16, bfloat16 or float32
-    [out, groups]. zero_points: int16 [out, groups], None where all are 0. group_of: group of each
-    input, int64 [into], None where size inputs after each other are a group. size: inputs of a
-    group.
-    """
-
-    numbers: Tensor
-    scale: Tensor
-    zero_points: Tensor | None
-    group_of: Tensor | None
-    size: int
-
-    def weights(self) -> Tensor:
-        """Return the weights, float32 [out, into]."""
-        into = self.numbers.shape[1]
-        group_of = torch.arange(into) // self.size if self.group_of is None else self.group_of
-        wide = self.numbers.float()
-        if self.zero_points is not None:
-            wide -= self.zero_points.float()[:, group_of]
-        return wide.mul_(self.scale.float()[:, group_of])
 
 
 def read_weights(form: QuantisedForm, read: Read) -> Tensor:
@@ -50,10 +23,43 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
 
     Raises CheckpointError where its tensors contradict its form.
     """
-    if not form.floating and form.block[0] in (1, form.shape[0]):
-        return read_numbers(form, read).weights()
-    if form.bits == 4:
-        return _of_fp4(form, read)
+    if form.label == "NVFP4":
+        return _of_nvfp4(form, read)
+    if "FP8" in form.label:
+        return _of_fp8(form, read)
+    numbers, scale = read_numbers(form, read)
+    return numbers.float().mul_(scale.float().repeat_interleave(form.block[1], 1))
+
+
+def read_numbers(form: QuantisedForm, read: Read) -> tuple[Tensor, Tensor]:
+    """Read a matrix of GPTQ or pack-quantized.
+
+    Returns its numbers, int8 [out, into], around 0, and its scales [out, groups]. Raises
+    CheckpointError where its tensors contradict its form.
+    """
+    middle = 1 << (form.bits - 1)
+    if form.label == "pack-quantized":
+        numbers = _unpacked(read(f"{form.layer}.weight_packed"), form.bits).flatten(1)
+        return (numbers - middle).to(torch.int8), read(f"{form.layer}.weight_scale")
+    # A stored zero point is less by 1.
+    if (_unpacked(read(f"{form.layer}.qzeros"), form.bits) != middle - 1).any():
+        raise _contradiction(f"{form.layer}.qzeros has zero points beside the middle", "sym false")
+    if "g_idx" in form.endings:
+        groups = torch.arange(form.shape[1]) // form.block[1]
+        if not torch.equal(read(f"{form.layer}.g_idx").long(), groups):
+            raise _contradiction(f"{form.layer}.g_idx has groups in another order", "desc_act")
+    # [into / 8, out] -> [into / 8, out, 8] -> [into, out]
+    numbers = _unpacked(read(f"{form.layer}.qweight"), form.bits).transpose(1, 2).flatten(0, 1)
+    return (numbers - middle).to(torch.int8).t(), read(f"{form.layer}.scales").t()
+
+
+def _contradiction(what: str, setting: str) -> CheckpointError:
+    return CheckpointError(
+        f"{what}: GPTQ with {setting} is not read. Take another checkpoint, see docs/options.md."
+    )
+
+
+def _of_fp8(form: QuantisedForm, read: Read) -> Tensor:
     (out, into), (rows, inputs) = form.shape, form.block
     ending = "weight_scale_inv" if "weight_scale_inv" in form.endings else "weight_scale"
     scale = read(f"{form.layer}.{ending}").float().reshape(-(-out // rows), -(-into // inputs))
@@ -66,30 +72,8 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
     return wide.mul_(each)
 
 
-def read_numbers(form: QuantisedForm, read: Read) -> IntegerMatrix:
-    """Read the numbers of a matrix of integers whose scales belong to whole rows or parts of them.
-
-    Raises CheckpointError where its tensors contradict its form.
-    """
-    if "qweight" in form.endings:
-        return _of_columns(form, read)
-    if "weight_packed" in form.endings:
-        return _of_rows(form, read)
-    (out, into), size = form.shape, form.block[1]
-    groups = -(-into // size)
-    scale = read(f"{form.layer}.weight_scale").reshape(-1, groups).expand(out, groups)
-    zeros = None
-    if form.zero_points:
-        stored = read(f"{form.layer}.weight_zero_point").to(torch.int16)
-        zeros = stored.reshape(-1, groups).expand(out, groups)
-    return IntegerMatrix(read(f"{form.layer}.weight"), scale, zeros, None, size)
-
-
-def _of_fp4(form: QuantisedForm, read: Read) -> Tensor:
-    """Read the weights of a matrix of NVFP4.
-
-    A scale that is not a number is the largest: modelopt 0.44 cast larger ones to it.
-    """
+def _of_nvfp4(form: QuantisedForm, read: Read) -> Tensor:
+    # A scale that is not a number is the largest: modelopt 0.44 cast larger ones to it.
     scale = read(f"{form.layer}.weight_scale").float().nan_to_num_(nan=_LARGEST_E4M3)
     if "weight_global_scale" in form.endings:
         scale /= read(f"{form.layer}.weight_global_scale")
@@ -107,80 +91,27 @@ def _of_fp4(form: QuantisedForm, read: Read) -> Tensor:
     return wide
 
 
-def _of_columns(form: QuantisedForm, read: Read) -> IntegerMatrix:
-    """Read a matrix of GPTQ or AWQ."""
-    words, packed_zeros = read(f"{form.layer}.qweight"), read(f"{form.layer}.qzeros")
-    scale = read(f"{form.layer}.scales").t()
-    if form.label == "AWQ":
-        places = torch.tensor(_AWQ_OUTPUTS).argsort()
-        stored = _unpacked(words, form.bits)[..., places].flatten(1)  # [into, out]
-        zeros = _unpacked(packed_zeros, form.bits)[..., places].flatten(1)
-    else:
-        # [into / 8, out] -> [into / 8, out, 8] -> [into, out]
-        stored = _unpacked(words, form.bits).transpose(1, 2).flatten(0, 1)
-        zeros = _unpacked(packed_zeros, form.bits).flatten(1)
-    centred = _centred(zeros, form.bits).t() + form.one_less
-    if not form.zero_points and centred.any():
-        raise CheckpointError(
-            f"{form.layer}.qzeros has other zero points than the middle of {form.bits} bits, and "
-            "quantization_config says sym. They belong to different checkpoints: download both "
-            "again."
-        )
-    return IntegerMatrix(
-        _centred(stored, form.bits).to(torch.int8).t(),
-        scale,
-        centred if form.zero_points else None,
-        _group_of(form, "g_idx", read),
-        form.block[1],
-    )
-
-
-def _of_rows(form: QuantisedForm, read: Read) -> IntegerMatrix:
-    """Read a matrix of pack-quantized."""
-    out, into = form.shape
-    stored = _unpacked(read(f"{form.layer}.weight_packed"), form.bits).flatten(1)[:, :into]
-    zeros = None
-    if form.zero_points:
-        # [out / 8, groups] -> [out / 8, groups, 8] -> [out, groups]
-        words = _unpacked(read(f"{form.layer}.weight_zero_point"), form.bits)
-        zeros = _centred(words.transpose(1, 2).flatten(0, 1)[:out], form.bits)
-    return IntegerMatrix(
-        _centred(stored, form.bits).to(torch.int8),
-        read(f"{form.layer}.weight_scale"),
-        zeros,
-        _group_of(form, "weight_g_idx", read),
-        form.block[1],
-    )
-
-
-def _group_of(form: QuantisedForm, ending: str, read: Read) -> Tensor | None:
-    """Read the group of each input; None where inputs after each other are a group."""
-    if ending not in form.endings:
-        return None
-    group_of = read(f"{form.layer}.{ending}").long()
-    groups = -(-form.shape[1] // form.block[1])
-    if group_of.min() < 0 or group_of.max() >= groups:
-        raise CheckpointError(
-            f"{form.layer}.{ending} names groups {group_of.min()} to {group_of.max()}, and there "
-            f"are {groups}. Download its file again."
-        )
-    if form.ordered:
-        return group_of
-    if not torch.equal(group_of, torch.arange(form.shape[1]) // form.block[1]):
-        raise CheckpointError(
-            f"{form.layer}.{ending} has groups in another order than their inputs, and "
-            "quantization_config says desc_act false. They belong to different checkpoints: "
-            "download both again."
-        )
-    return None
-
-
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """Return the unsigned numbers of words [..., n], lowest bits first, [..., n, 32 / bits]."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
 
 
-def _centred(numbers: Tensor, bits: int) -> Tensor:
-    """Return unsigned numbers less the middle of their range, int16."""
-    return (numbers - (1 << (bits - 1))).to(torch.int16)
+def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
+
+    The largest weight of a row is 127. A stack is rounded one matrix at a time, which bounds the
+    memory.
+    """
+    rounded = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
+    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device=matrix.device)
+    stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
+    flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
+    # Instead of dividing by a number, a GPU multiplies by its reciprocal, which rounds otherwise.
+    largest = torch.tensor(_LARGEST_INT8, device=matrix.device)
+    for one, to, by in zip(stack, *flat, strict=True):
+        wide = one.float()
+        by.copy_(wide.abs().amax(-1) / largest)
+        # The clamp keeps a row of zeros at zero.
+        to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+    return rounded, scale

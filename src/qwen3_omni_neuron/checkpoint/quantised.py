@@ -1,33 +1,29 @@
 """The published form of each quantised matrix of a checkpoint, told by what its files hold.
 
-A matrix has several tensors, whose names are that of its layer and an ending:
+Read are the forms in which Qwen3-Omni was published (docs/options.md). A matrix has several
+tensors, whose names are that of its layer and an ending:
 
-    form              endings                                              value
-    GPTQ (*)          qweight qzeros scales, perhaps g_idx                 scale * (q - (z + 1))
-    GPTQ v2           the same                                             scale * (q - z)
-    AWQ               qweight qzeros scales                                scale * (q - z)
-    pack-quantized    weight_packed weight_scale weight_shape, perhaps     scale * (q - z)
-                      weight_zero_point and weight_g_idx
-    int8, FP8         weight weight_scale, int8 perhaps with               scale * (q - z)
-                      weight_zero_point
-    block FP8         weight weight_scale_inv                              scale * q, or q / scale
-    NVFP4             weight_packed weight_scale weight_global_scale       scale / global * q
-    NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps          scale * global * q,
-                      pre_quant_scale of the inputs                        times that of its input
+    form              endings                                          value
+    GPTQ (*)          qweight qzeros scales, perhaps g_idx             scale * (q - 8)
+    pack-quantized    weight_packed weight_scale weight_shape          scale * (q - middle)
+    FP8               weight weight_scale, of the whole matrix         scale * q
+    block FP8         weight weight_scale_inv                          scale * q, or q / scale
+    NVFP4             weight_packed weight_scale weight_global_scale   scale / global * q
+    NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps      scale * global * q,
+                      pre_quant_scale of the inputs                    times that of its input
 
-(*) And auto-round's files with the packing "auto_round:auto_gptq". Their scales have either sign.
-Its packing "auto_round", which it writes where zero points are free (sym False), is as GPTQ v2.
+(*) Of 4 bits, with all zero points in the middle and the inputs of a group side by side: GPTQ's
+files of version 1, and auto-round's packing "auto_round:auto_gptq".
 
 Every matrix has its form from its own tensors: files in which some matrices are quantised are the
-rule. The settings (quantization_config of config.json) say only what the tensors do not: how
-qweight is packed, whether 1 is missing from its zero points, and the sizes of groups that do not
-divide a row. Scales of activations and of a KV cache are left aside: here neither is rounded. So a
-checkpoint of 4-bit weights and activations is read as one of 4-bit weights alone.
+rule. The settings (quantization_config of config.json) name the method, and the sizes of blocks.
+Scales of activations and of a KV cache are ignored: neither is rounded here.
 
 Nothing but headers and the tensors weight_shape, of two numbers each, is read here.
 checkpoint.numbers reads the values.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -35,32 +31,24 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.headers import StoredTensor, read_integers
-from qwen3_omni_neuron.checkpoint.json_files import read_json, reason
-from qwen3_omni_neuron.checkpoint.other_kinds import refuse_mlx
-from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.errors import CheckpointError
 
 WEIGHT = ".weight"
-READ_WITH_HEADERS = "weight_shape"
-"""Ending of the tensors whose numbers are read to tell a form."""
+WORD_BITS = 32
+Settings = Mapping[str, Any]
+"""A quantization_config whose method is read."""
 _OF_INPUTS = ("input_scale", "input_global_scale")
 _OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
-_SCALES = ("F16", "BF16", "F32")
-_WORDS = ("I32",)
-_E4M3 = "F8_E4M3"
-_NUMBERS = {_E4M3: True, "I8": False}  # types of a weight with a scale; True: floating
 _PLAIN = ("BF16", "F16", "F32", "F64")
-_METHODS = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "modelopt")
-_PACKINGS = {
-    ("gptq", "gptq"): "GPTQ",
-    ("gptq", "gptq_v2"): "GPTQ v2",
-    ("auto-round", "auto_round:auto_gptq"): "GPTQ",
-    ("auto-round", "auto_round"): "GPTQ v2",
-    ("auto-round", "auto_round:auto_awq"): "AWQ",
-    ("awq", "gemm"): "AWQ",
-}
-_BLOCK = (128, 128)
 _FP4_GROUP = 16
-WORD_BITS = 32
+_METHODS: Mapping[str, Mapping[str, Any]] = {
+    "auto-round": {"packing_format": "auto_round:auto_gptq", "sym": True, "bits": 4},
+    "compressed-tensors": {},
+    "fp8": {},
+    "gptq": {"checkpoint_format": "gptq", "sym": True, "desc_act": False, "bits": 4},
+    "modelopt": {},
+}
+"""The methods that are read, and the values that their settings must have where they are set."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +56,8 @@ class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
     layer: name of the matrix without an ending. endings: endings of its tensors. label: name of the
-    form for people. bits: size of a number. floating: True for numbers of FP8 (e4m3) and NVFP4
-    (e2m1), False for integers. block: how many rows and inputs share a scale. scale: safetensors'
-    name of the scales' type. zero_points: whether some zero points may differ from the middle.
-    one_less: whether stored zero points are less by 1. ordered: whether a tensor names the group of
-    each input, in any order. bytes: size of all its tensors.
+    form for people. bits: size of a number. block: how many rows and inputs share a scale. scale:
+    safetensors' name of the scales' type. bytes: size of all its tensors.
     """
 
     layer: str
@@ -83,57 +68,60 @@ class QuantisedForm:
     block: tuple[int, int]
     scale: str
     bytes: int
-    floating: bool = False
-    zero_points: bool = False
-    one_less: bool = False
-    ordered: bool = False
 
     @property
-    def has_int8_rows(self) -> bool:
-        """True for 8-bit integers around 0 with a scale for whole rows."""
-        a_row = self.block[0] in (1, self.shape[0]) and self.block[1] == self.shape[1]
-        return a_row and self.bits == 8 and not (self.floating or self.zero_points)
+    def are_groups_of_int4(self) -> bool:
+        """True for 4-bit integers with a scale for each multiple of 32 inputs."""
+        return (
+            self.label in ("GPTQ", "pack-quantized") and self.bits == 4 and not self.block[1] % 32
+        )
 
 
-@dataclass(frozen=True)
-class QuantisationSettings:
-    """Settings of a checkpoint's quantization_config on which formulas depend. None: not said.
-
-    packing: how qweight is packed. group_size: number of inputs that share a scale. block: rows and
-    inputs of a block of FP8. symmetric: whether all zero points of qweight are in the middle.
-    ordered: whether g_idx may be in any order.
-    """
-
-    packing: str | None = None
-    group_size: int | None = None
-    block: tuple[int, int] | None = None
-    symmetric: bool = False
-    ordered: bool = True
-
-
-def read_settings(folder: Path) -> QuantisationSettings | None:
+def read_settings(folder: Path) -> Settings | None:
     """Read the quantisation settings of a checkpoint; None where it has none.
 
     They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
-    CheckpointError for a method or a packing that is not implemented.
+    CheckpointError for a method or a setting that is not read.
     """
     found = find_settings(folder)
     if found is None:
         return None
     _, raw = found
-    method = str(raw.get("quant_method") or _producer(raw)).removeprefix("intel/")
-    if method not in _METHODS:
+    producer = raw.get("producer") or {}
+    method = str(raw.get("quant_method") or producer.get("name")).removeprefix("intel/")
+    wrong = [f"the method {method!r}"] if method not in _METHODS else []
+    wrong += [
+        f"{method} with {name} {raw[name]!r}"
+        for name, value in _METHODS.get(method, {}).items()
+        if raw.get(name, value) != value
+    ]
+    if wrong:
         raise CheckpointError(
-            f"{folder} is quantised by the method {method!r}; implemented: {', '.join(_METHODS)}. "
-            "Take a checkpoint in one of these, or the one in bfloat16."
+            f"{folder} is quantised by {wrong[0]}, which is not read; docs/options.md lists what "
+            f"is, by {', '.join(_METHODS)}. Take one of those checkpoints, or the one in bfloat16."
         )
-    try:
-        return _settings(method, raw)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"quantization_config of {folder} can't be used: {error}. Take the one that belongs to "
-            "the checkpoint."
-        ) from error
+    return raw
+
+
+def find_settings(folder: Path) -> tuple[str, Settings] | None:
+    """Return the file that has a checkpoint's quantisation settings, and them. None without any.
+
+    Raises CheckpointError for a file that can't be read.
+    """
+    for name in ("config.json", "quantization_config.json", "hf_quant_config.json"):
+        try:
+            found = json.loads((folder / name).read_bytes())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder / name} can't be read: {error}. Download it again."
+            ) from error
+        if name == "config.json" and isinstance(found, Mapping):
+            found = found.get("quantization_config")
+        if isinstance(found, Mapping):
+            return name, found
+    return None
 
 
 def scales_of_inputs(names: Iterable[str]) -> int:
@@ -142,328 +130,165 @@ def scales_of_inputs(names: Iterable[str]) -> int:
 
 
 def quantised_forms(
-    tensors: Mapping[str, StoredTensor], settings: QuantisationSettings
+    tensors: Mapping[str, StoredTensor], settings: Settings | None
 ) -> tuple[dict[str, QuantisedForm], set[str]]:
     """Tell the form of every quantised matrix.
 
     Returns the forms by the released name of the matrix, which ends in ".weight", and the names of
     all tensors that belong to them or to activations. Raises CheckpointError for a form that is
-    not understood, and names its first matrix.
+    not read, and names its first matrix.
     """
     layers: dict[str, set[str]] = {}
-    for name in tensors:
+    used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
+    for name in tensors.keys() - used:
         layer, _, ending = name.rpartition(".")
-        if ending in _ENDINGS and ending not in _OF_ACTIVATIONS:
+        if ending in _ENDINGS:
             layers.setdefault(layer, set()).add(ending)
     forms: dict[str, QuantisedForm] = {}
-    used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
-    for layer, endings in layers.items():
+    for layer, endings in sorted(layers.items()):
         if layer + WEIGHT in tensors:
             endings.add("weight")
-        forms[layer + WEIGHT] = _form(_Matrix(layer, endings, tensors, settings))
+        parts = {ending: tensors[f"{layer}.{ending}"] for ending in endings}
+        forms[layer + WEIGHT] = _form(_Matrix(layer, parts), settings or {})
         used |= {f"{layer}.{ending}" for ending in endings}
     for name, stored in tensors.items():
         if name not in used and stored.dtype not in _PLAIN:
             raise CheckpointError(
                 f"{name} is of type {stored.dtype}, and no scale belongs to it. A file is missing, "
-                "or it is in a form that is not implemented: take another checkpoint."
+                "or it is in a form that is not read: take another checkpoint."
             )
     return forms, used
 
 
+@dataclass(frozen=True)
 class _Matrix:
-    """The tensors of one matrix: shapes and types by ending, and errors that name it."""
+    """The tensors of one matrix by ending, and errors that name it."""
 
-    def __init__(
-        self,
-        layer: str,
-        endings: set[str],
-        tensors: Mapping[str, StoredTensor],
-        settings: QuantisationSettings,
-    ):
-        self.layer, self.endings, self.settings = layer, frozenset(endings), settings
-        self._tensors = {ending: tensors[f"{layer}.{ending}"] for ending in endings}
-        self.bytes = sum(stored.bytes for stored in self._tensors.values())
-
-    def __getitem__(self, ending: str) -> StoredTensor:
-        return self._tensors[ending]
+    layer: str
+    tensors: Mapping[str, StoredTensor]
 
     def refused(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.layer} has {', '.join(sorted(self.endings))}: {what}. Take a checkpoint in "
+            f"{self.layer} has {', '.join(sorted(self.tensors))}: {what}. Take a checkpoint in "
             "another form, or the one in bfloat16."
         )
 
     def rows_and_columns(self, ending: str) -> tuple[int, int]:
-        shape = self[ending].shape
+        shape = self.tensors[ending].shape
         if len(shape) != 2:
             raise self.refused(f"{ending} has shape {list(shape)}, and not two axes")
         return shape[0], shape[1]
 
-    def type_of(self, ending: str, known: Iterable[str] = _SCALES) -> str:
-        """Return the type of a tensor, one of those that are known."""
-        dtype = self[ending].dtype
-        if dtype not in known:
-            raise self.refused(f"{ending} is of type {dtype}; implemented: {', '.join(known)}")
-        return dtype
-
-    def check_shape(self, ending: str, *expected: int) -> None:
-        if self[ending].shape != expected:
+    def check(self, ending: str, types: str, *shape: int) -> None:
+        """Refuse a tensor of another type, one of `types`, or of another shape."""
+        stored = self.tensors[ending]
+        if stored.dtype not in types.split() or stored.shape != shape:
             raise self.refused(
-                f"{ending} has shape {list(self[ending].shape)}, and {list(expected)} was expected"
+                f"{ending} is of type {stored.dtype} and shape {list(stored.shape)}, and "
+                f"{types.replace(' ', ' or ')} of {list(shape)} was expected"
             )
 
-    def check_bits(self, bits: int, known: tuple[int, ...]) -> None:
-        if bits not in known:
-            numbers = " and ".join(map(str, known))
-            raise self.refused(f"its numbers have {bits} bits; implemented: {numbers}")
-
-    def group_size(self, into: int, groups: int) -> int:
-        """Return how many inputs share a scale."""
-        said = self.settings.group_size
-        if said and said > 0 and -(-into // said) == groups:
-            return said
-        if not groups or into % groups:
-            raise self.refused(f"{into} inputs are in {groups} groups of unknown size")
-        return into // groups
+    def form(
+        self, label: str, shape: tuple[int, int], bits: int, block: tuple[int, int], scale: str
+    ) -> QuantisedForm:
+        size = sum(stored.bytes for stored in self.tensors.values())
+        endings, scale_type = frozenset(self.tensors), self.tensors[scale].dtype
+        return QuantisedForm(self.layer, endings, label, shape, bits, block, scale_type, size)
 
 
-def _form(m: _Matrix) -> QuantisedForm:
+_FLOATS = "F16 BF16 F32"
+
+
+def _form(m: _Matrix, settings: Settings) -> QuantisedForm:
     for telling, (read, must, may) in _LAYOUTS.items():
-        if telling in m.endings:
-            if lacking := must - m.endings:
+        if telling in m.tensors:
+            if lacking := must - m.tensors.keys():
                 raise m.refused(f"{', '.join(sorted(lacking))} is missing")
-            if unknown := m.endings - must - may:
-                raise m.refused(f"{', '.join(sorted(unknown))} is not understood")
-            return read(m)
-    raise m.refused("its numbers are missing, or its form is not implemented")
+            if unknown := m.tensors.keys() - must - may:
+                raise m.refused(f"{', '.join(sorted(unknown))} is not read")
+            return read(m, settings)
+    raise m.refused("its numbers are missing, or its form is not read")
 
 
-def _words_of_columns(m: _Matrix) -> QuantisedForm:
-    """Return the form of GPTQ or AWQ."""
-    packing = m.settings.packing
-    if packing is None:
-        raise m.refused("no quantization_config says how qweight is packed")
-    m.type_of("qweight", _WORDS)
-    m.type_of("qzeros", _WORDS)
+def _gptq(m: _Matrix, _: Settings) -> QuantisedForm:
     groups, out = m.rows_and_columns("scales")
-    bits = m.rows_and_columns("qzeros")[1] * WORD_BITS // out
-    m.check_bits(bits, (4,) if packing == "AWQ" else (4, 8))
-    m.check_shape("qzeros", groups, out * bits // WORD_BITS)
-    into = m["qweight"].shape[0]
-    if packing == "AWQ":
-        m.check_shape("qweight", into, out * bits // WORD_BITS)
-        if "g_idx" in m.endings:
-            raise m.refused("AWQ has no g_idx")
-    else:
-        into = into * WORD_BITS // bits
-        m.check_shape("qweight", into * bits // WORD_BITS, out)
-    if "g_idx" in m.endings:
-        m.check_shape("g_idx", into)
-    return QuantisedForm(
-        m.layer,
-        m.endings,
-        packing,
-        (out, into),
-        bits,
-        (1, m.group_size(into, groups)),
-        m.type_of("scales"),
-        m.bytes,
-        zero_points=not m.settings.symmetric,
-        one_less=packing == "GPTQ",
-        ordered="g_idx" in m.endings and m.settings.ordered,
-    )
+    into = m.rows_and_columns("qweight")[0] * WORD_BITS // 4
+    m.check("scales", _FLOATS, groups, out)
+    m.check("qweight", "I32", into * 4 // WORD_BITS, out)
+    m.check("qzeros", "I32", groups, out * 4 // WORD_BITS)
+    if "g_idx" in m.tensors:
+        m.check("g_idx", "I32 I64", into)
+    return m.form("GPTQ", (out, into), 4, (1, _group_size(m, into, groups)), "scales")
 
 
-def _words_of_rows(m: _Matrix) -> QuantisedForm:
-    """Return the form of compressed-tensors' pack-quantized."""
-    m.type_of("weight_packed", _WORDS)
-    m.check_shape(READ_WITH_HEADERS, 2)
-    try:
-        out, into = read_integers(m[READ_WITH_HEADERS])
-    except (OSError, ValueError) as error:
-        raise m.refused(f"weight_shape can't be read ({error})") from error
-    words = m.rows_and_columns("weight_packed")[1]
-    bits = words * WORD_BITS // max(into, 1)
-    m.check_bits(bits, (4, 8))
-    m.check_shape("weight_packed", out, -(-into * bits // WORD_BITS))
-    rows, groups = m.rows_and_columns("weight_scale")
-    m.check_shape("weight_scale", out, groups)
-    if "weight_zero_point" in m.endings:
-        m.type_of("weight_zero_point", _WORDS)
-        m.check_shape("weight_zero_point", -(-rows * bits // WORD_BITS), groups)
-    if "weight_g_idx" in m.endings:
-        m.check_shape("weight_g_idx", into)
-    return QuantisedForm(
-        m.layer,
-        m.endings,
-        "pack-quantized",
-        (out, into),
-        bits,
-        (1, m.group_size(into, groups)),
-        m.type_of("weight_scale"),
-        m.bytes,
-        zero_points="weight_zero_point" in m.endings,
-        ordered="weight_g_idx" in m.endings,
-    )
+def _pack_quantized(m: _Matrix, _: Settings) -> QuantisedForm:
+    m.check("weight_shape", "I32 I64", 2)
+    out, into = read_integers(m.tensors["weight_shape"])
+    bits = m.rows_and_columns("weight_packed")[1] * WORD_BITS // max(into, 1)
+    if bits not in (4, 8):
+        raise m.refused(f"its numbers have {bits} bits, and 4 and 8 are read")
+    m.check("weight_packed", "I32", out, into * bits // WORD_BITS)
+    groups = m.rows_and_columns("weight_scale")[1]
+    m.check("weight_scale", _FLOATS, out, groups)
+    size = _group_size(m, into, groups)
+    return m.form("pack-quantized", (out, into), bits, (1, size), "weight_scale")
 
 
-def _scaled(m: _Matrix) -> QuantisedForm:
-    """Return the form of int8 or FP8 numbers with scales beside them."""
-    out, into = m.rows_and_columns("weight")
-    dtype = m.type_of("weight", _NUMBERS)
-    ending = "weight_scale_inv" if "weight_scale_inv" in m.endings else "weight_scale"
-    block = _block(m, ending, (out, into))
-    if "weight_zero_point" in m.endings:
-        if m["weight_zero_point"].dtype != "I8" or _NUMBERS[dtype]:
-            raise m.refused("weight_zero_point is implemented for int8 numbers, and in int8")
-        m.check_shape("weight_zero_point", *m[ending].shape)
-        if block[0] not in (1, out):
-            raise m.refused("zero points of blocks of rows are not implemented")
-    kind = "FP8" if _NUMBERS[dtype] else "int8"
-    return QuantisedForm(
-        m.layer,
-        m.endings,
-        f"block {kind}" if block[0] not in (1, out) else kind,
-        (out, into),
-        8,
-        block,
-        m.type_of(ending),
-        m.bytes,
-        floating=_NUMBERS[dtype],
-        zero_points="weight_zero_point" in m.endings,
-    )
+def _group_size(m: _Matrix, into: int, groups: int) -> int:
+    if not groups or into % groups:
+        raise m.refused(f"{into} inputs are in {groups} groups of different sizes")
+    return into // groups
 
 
-def _fp4(m: _Matrix) -> QuantisedForm:
+def _fp8(m: _Matrix, settings: Settings) -> QuantisedForm:
+    shape = m.rows_and_columns("weight")
+    m.check("weight", "F8_E4M3", *shape)
+    if "weight_scale" in m.tensors:
+        whole = m.tensors["weight_scale"].shape
+        if prod(whole) != 1:
+            raise m.refused(f"weight_scale has shape {list(whole)}, and one number is read")
+        m.check("weight_scale", _FLOATS, *whole)
+        return m.form("FP8", shape, 8, shape, "weight_scale")
+    rows, inputs = settings.get("weight_block_size") or (128, 128)
+    blocks = -(-shape[0] // rows), -(-shape[1] // inputs)
+    m.check("weight_scale_inv", _FLOATS, *blocks)
+    if blocks == (1, 1):
+        return m.form("FP8", shape, 8, shape, "weight_scale_inv")
+    return m.form("block FP8", shape, 8, (rows, inputs), "weight_scale_inv")
+
+
+def _nvfp4(m: _Matrix, _: Settings) -> QuantisedForm:
     """Return the form of NVFP4: two e2m1 numbers a byte, e4m3 scales, and one of the matrix."""
-    numbers = "weight_packed" if "weight_packed" in m.endings else "weight"
-    whole = "weight_global_scale" if "weight_global_scale" in m.endings else "weight_scale_2"
-    m.type_of(numbers, ("U8",))
-    m.type_of(whole, ("F32",))
-    if prod(m[whole].shape) != 1:
-        raise m.refused(f"{whole} has shape {list(m[whole].shape)}, and not one number")
+    numbers = "weight_packed" if "weight_packed" in m.tensors else "weight"
+    whole = "weight_global_scale" if "weight_global_scale" in m.tensors else "weight_scale_2"
     out, half = m.rows_and_columns(numbers)
-    m.check_shape("weight_scale", out, -(-2 * half // _FP4_GROUP))
-    if "pre_quant_scale" in m.endings:
-        m.type_of("pre_quant_scale")
-        m.check_shape("pre_quant_scale", 2 * half)
-    return QuantisedForm(
-        m.layer,
-        m.endings,
-        "NVFP4",
-        (out, 2 * half),
-        4,
-        (1, _FP4_GROUP),
-        m.type_of("weight_scale", (_E4M3,)),
-        m.bytes,
-        floating=True,
-    )
+    m.check(numbers, "U8", out, half)
+    if prod(m.tensors[whole].shape) != 1:
+        raise m.refused(f"{whole} has shape {list(m.tensors[whole].shape)}, and not one number")
+    m.check(whole, "F32", *m.tensors[whole].shape)
+    m.check("weight_scale", "F8_E4M3", out, -(-2 * half // _FP4_GROUP))
+    if "pre_quant_scale" in m.tensors:
+        m.check("pre_quant_scale", _FLOATS, 2 * half)
+    return m.form("NVFP4", (out, 2 * half), 4, (1, _FP4_GROUP), "weight_scale")
 
 
 _LAYOUTS = {
-    "qweight": (_words_of_columns, {"qweight", "qzeros", "scales"}, {"g_idx"}),
-    "weight_global_scale": (_fp4, {"weight_packed", "weight_scale", "weight_global_scale"}, set()),
-    "weight_scale_2": (_fp4, {"weight", "weight_scale", "weight_scale_2"}, {"pre_quant_scale"}),
-    "weight_packed": (
-        _words_of_rows,
-        {"weight_packed", "weight_scale", "weight_shape"},
-        {"weight_zero_point", "weight_g_idx"},
+    "qweight": (_gptq, {"qweight", "qzeros", "scales"}, {"g_idx"}),
+    "weight_global_scale": (
+        _nvfp4,
+        {"weight_packed", "weight_scale", "weight_global_scale"},
+        set(),
     ),
-    "weight_scale": (_scaled, {"weight", "weight_scale"}, {"weight_zero_point"}),
-    "weight_scale_inv": (_scaled, {"weight", "weight_scale_inv"}, set()),
+    "weight_scale_2": (_nvfp4, {"weight", "weight_scale", "weight_scale_2"}, {"pre_quant_scale"}),
+    "weight_packed": (_pack_quantized, {"weight_packed", "weight_scale", "weight_shape"}, set()),
+    "weight_scale": (_fp8, {"weight", "weight_scale"}, set()),
+    "weight_scale_inv": (_fp8, {"weight", "weight_scale_inv"}, set()),
 }
 """Reader of a form, and endings that a matrix must and may have, by the ending that tells the form.
 
 The first of these endings that a matrix has tells it.
 """
-_ENDINGS = {
-    *(ending for _, must, may in _LAYOUTS.values() for ending in must | may),
-    *_OF_ACTIVATIONS,
-} - {"weight"}
-
-
-def _block(m: _Matrix, ending: str, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and inputs that share a scale."""
-    (out, into), scale = shape, m[ending].shape
-    if prod(scale) == 1:
-        return shape
-    if len(scale) > 2:
-        raise m.refused(f"{ending} has shape {list(scale)}, and more than two axes")
-    rows, columns = scale if len(scale) == 2 else (scale[0], 1)
-    if rows == out:
-        return 1, m.group_size(into, columns)
-    block = m.settings.block or _BLOCK
-    if (-(-out // block[0]), -(-into // block[1])) != (rows, columns):
-        raise m.refused(
-            f"{ending} has shape {list(scale)}, and a matrix of {out} by {into} has other blocks "
-            f"of {block[0]} by {block[1]}"
-        )
-    return block
-
-
-def find_settings(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the file that has a checkpoint's quantisation settings, and them. None without any.
-
-    Raises CheckpointError for a file that can't be read, and for MLX.
-    """
-    for name, key in (
-        ("config.json", "quantization_config"),
-        ("quantization_config.json", None),
-        ("hf_quant_config.json", None),
-    ):
-        try:
-            raw = read_json(folder / name)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder / name} can't be read: {reason(error)}. Download it again."
-            ) from error
-        if key and isinstance(raw, Mapping):
-            refuse_mlx(folder, raw)
-        found = raw.get(key) if key and isinstance(raw, Mapping) else raw
-        if isinstance(found, Mapping):
-            return name, found
-    return None
-
-
-def _producer(raw: Mapping[str, Any]) -> Any:
-    producer = raw.get("producer")
-    return producer.get("name") if isinstance(producer, Mapping) else None
-
-
-def _settings(method: str, raw: Mapping[str, Any]) -> QuantisationSettings:
-    groups = [group.get("weights") or {} for group in raw.get("config_groups", {}).values()]
-    sizes = {group.get("group_size") for group in groups}
-    size = raw.get("group_size", sizes.pop() if len(sizes) == 1 else None)
-    if type(size) is not int and size is not None:
-        raise ValueError(f"its group_size is {format_value(size)}, and not a whole number")
-    blocks = {tuple(group.get("block_structure") or ()) for group in groups}
-    block = tuple(raw.get("weight_block_size") or (blocks.pop() if len(blocks) == 1 else ()))
-    if block and not (len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
-        raise ValueError(f"its blocks are {format_value(block)}, and not rows and inputs")
-    own = raw.get("extra_config") or {}
-    return QuantisationSettings(
-        packing=_packing(method, raw),
-        group_size=size,
-        block=block or None,
-        symmetric=bool(raw.get("sym")) and all(e.get("sym", True) for e in own.values()),
-        ordered=method != "gptq" or bool(raw.get("desc_act", True)),
-    )
-
-
-def _packing(method: str, raw: Mapping[str, Any]) -> str | None:
-    """Return how qweight is packed; None for methods without it."""
-    names = {
-        "gptq": raw.get("checkpoint_format", "gptq"),
-        "auto-round": raw.get("packing_format"),
-        "awq": raw.get("version", raw.get("format", "gemm")),
-    }
-    if method not in names:
-        return None
-    name = str(names[method]).lower()
-    if (method, name) not in _PACKINGS:
-        known = ", ".join(packing for of, packing in _PACKINGS if of == method)
-        raise ValueError(f"the packing of {method} is {name!r}; implemented: {known}")
-    return _PACKINGS[method, name]
+_ENDINGS = {ending for _, must, may in _LAYOUTS.values() for ending in must | may} - {"weight"} | {
+    "weight_zero_point",  # of forms that are not read
+    "weight_g_idx",
+}

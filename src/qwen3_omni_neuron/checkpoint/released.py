@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.config_json import parse_config
-from qwen3_omni_neuron.checkpoint.files import local_folder
-from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
+from qwen3_omni_neuron.checkpoint.files import download, local_folder
 from qwen3_omni_neuron.model.config import OmniConfig
 
 INSTRUCT = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
@@ -43,14 +42,16 @@ def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
 
 @contextmanager
 def open_config(model_path: str) -> Iterator[Path]:
-    """Yield a folder with a checkpoint's config.json, and with headers for weights or none.
+    """Yield a folder with a checkpoint's config.json, and with weights or none.
 
     model_path: see checkpoint.files.resolve_checkpoint. A released checkpoint's hub id needs no
-    hub; of another one see checkpoint.hub_headers.open_headers. Raises CheckpointError.
+    hub; the JSON files of another one are downloaded. Raises CheckpointError.
     """
-    if local_folder(model_path) is not None or model_path not in SPEAKS:
-        with open_headers(model_path) as folder:
-            yield folder
+    folder = local_folder(model_path)
+    if folder is None and model_path not in SPEAKS:
+        folder = download(model_path, ["*.json"])
+    if folder is not None:
+        yield folder
         return
     with TemporaryDirectory() as made:
         text = json.dumps(released_config_dict(model_path))

@@ -197,7 +197,7 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
     config = read_config(plan.model)
     _, parts = lay_out(config)
     numbers = plan.dtype, plan.predictor_dtype
-    sizes = {m: model_bytes(parts, *numbers, m, quantised, plan.compact) for m in models_of(config)}
+    sizes = {m: model_bytes(parts, *numbers, m, quantised) for m in models_of(config)}
     rows = [("model", "dtype", "MB"), *((m, plan.dtype, f"{s / MB:.1f}") for m, s in sizes.items())]
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
     print(aligned([*rows, ("all", plan.dtype, f"{sum(sizes.values()) / MB:.1f}")]))

@@ -90,36 +90,33 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _check_checkpoint(named: str) -> None:
-    """Raise OptionError for what is neither a checkpoint's folder nor a hub id."""
+    """Raise OptionError for what is no checkpoint's folder."""
     from qwen3_omni_neuron.checkpoint.files import local_folder
-    from qwen3_omni_neuron.checkpoint.other_kinds import refuse_local
 
-    refuse_local(Path(named))
     try:
         folder = local_folder(named)
     except CheckpointError:
         found = "is a file" if Path(named).exists() else "does not exist"
     else:
-        if folder is None or (folder / "config.json").exists():
+        if folder is not None and (folder / "config.json").exists():
             return
         found = f"has neither {MANIFEST_FILE}, as a compiled tree, nor config.json, as a checkpoint"
+        if folder is None:
+            found = f"is no folder here: `hf download {named}` prints one to inspect"
     raise OptionError(
-        f"{named} {found}. Name the folder that compile wrote as --out, or a checkpoint: its "
-        "folder, or its hub id such as Qwen/Qwen3-Omni-30B-A3B-Instruct."
+        f"{named} {found}. Name the folder that compile wrote as --out, or a checkpoint's folder."
     )
 
 
 def _show_checkpoint(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
-    from qwen3_omni_neuron.checkpoint.hub_headers import open_headers
     from qwen3_omni_neuron.checkpoint.quantised import scales_of_inputs
     from qwen3_omni_neuron.cli.inspect_checkpoint import auto_dtype, checkpoint_rows
 
-    with open_headers(parsed.folder) as headers:
-        checkpoint = Checkpoint(headers)
-        heading, *rows = checkpoint_rows(checkpoint)
-        left = scales_of_inputs(checkpoint.headers())
-        dtype = auto_dtype(headers)
+    checkpoint = Checkpoint(Path(parsed.folder))
+    heading, *rows = checkpoint_rows(checkpoint)
+    left = scales_of_inputs(checkpoint.headers())
+    dtype = auto_dtype(checkpoint.folder)
     if parsed.json:
         tensors = [dict(zip(heading, row, strict=True)) for row in rows]
         shown = {

@@ -14,10 +14,8 @@ from qwen3_omni_neuron.checkpoint.parameters import check_names, fitting
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.runner import MB
-from qwen3_omni_neuron.cpu.precision import PRECISIONS
-from qwen3_omni_neuron.cpu.published import kept_names
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_forms
 from qwen3_omni_neuron.cpu.target import LIMITS
-from qwen3_omni_neuron.cpu.weights import weight_forms
 from qwen3_omni_neuron.errors import OptionError
 
 HEADING = ("part", "form", "bits", "a scale for", "tensors", "MB", "dtypes int8, int4")
@@ -37,7 +35,7 @@ def checkpoint_rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     sizes: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for part_name, part in parts.items():
         forms = weight_forms(PRECISIONS["int4"], part_name, part, quantised)
-        kept = kept_names(forms, part.pieces)
+        kept = {p.name for t, pieces in part.pieces for p in pieces if forms[t].kind == "published"}
         pieces = [(target, piece) for target, pieces in part.pieces for piece in pieces]
         for target, piece in pieces:
             shape = (quantised.get(piece.name) or headers[piece.name]).shape

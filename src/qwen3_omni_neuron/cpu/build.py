@@ -32,6 +32,6 @@ def _models(spec: EngineSpec, stages: Sequence[str], packed: bool) -> Models:
     plan, checkpoint = spec.plan, Checkpoint(spec.plan.model, spec.plan.adapters)
     given = spec.config, plan.dtype, stages, packed
     if spec.compiled is None:
-        return load_checkpoint_models(checkpoint, *given, plan.predictor_dtype, plan.compact)
-    numbers = plan.predictor_dtype, plan.compact
-    return load_compiled_models(spec.compiled, *given, checkpoint.quantised, *numbers)
+        return load_checkpoint_models(checkpoint, *given, plan.predictor_dtype)
+    numbers = checkpoint.quantised, plan.predictor_dtype
+    return load_compiled_models(spec.compiled, *given, *numbers)

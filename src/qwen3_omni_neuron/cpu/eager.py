@@ -11,8 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
-from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows
-from qwen3_omni_neuron.cpu.talker import talker_tables
+from qwen3_omni_neuron.cpu.slots import CpuSlots, media_rows, talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.inputs import sampling_arrays
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia

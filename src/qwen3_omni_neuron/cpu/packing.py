@@ -4,13 +4,9 @@
 gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
 float32 scale for each output: the largest weight of a row is 127.
 
-An int4 matrix has a scale of either sign for each output and each group of its inputs, and may have
-zero points: a weight is scale * (number - zero point), number from -8 to 7. A panel is one block of
-bytes a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of a block]; library.h
-describes a block.
-
-Groups may have inputs from anywhere in a row. Such a matrix is packed with its columns sorted by
-group, beside the order of its inputs, int32 [..., into]: column i multiplies input order[i].
+An int4 matrix has a scale of either sign for each output and each group of its inputs: a weight is
+scale * number, number from -8 to 7. A panel is one block of bytes a group, uint8
+[..., ceil(out / 32), ceil(into / group), bytes of a block]; library.h describes a block.
 """
 
 from dataclasses import dataclass
@@ -29,16 +25,11 @@ class Groups:
     """Format of an int4 matrix.
 
     size: inputs of a group, a multiple of 32. scale: type of the scales, float32, bfloat16 or
-    float16. zero_points: whether there are any.
+    float16.
     """
 
     size: int = 32
     scale: torch.dtype = torch.bfloat16
-    zero_points: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.size > 0 and self.size % 32 == 0
-        assert self.scale in (torch.float32, torch.bfloat16, torch.float16)
 
     @property
     def number_bytes(self) -> int:
@@ -47,8 +38,8 @@ class Groups:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block: numbers, scales and zero points."""
-        return self.number_bytes + PANEL * (self.scale.itemsize + self.zero_points)
+        """Bytes of a block: numbers and scales."""
+        return self.number_bytes + PANEL * self.scale.itemsize
 
 
 def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -122,15 +113,12 @@ def _nearest(x: Tensor) -> Tensor:
     return x.round_().clamp_(-8, 7)
 
 
-def pack_groups(
-    numbers: Tensor, scale: Tensor, groups: Groups, zero_points: Tensor | None = None
-) -> Tensor:
+def pack_groups(numbers: Tensor, scale: Tensor, groups: Groups) -> Tensor:
     """Pack an int4 matrix in torch.
 
-    numbers: int8 [..., out, into], -8 to 7; scale: [..., out, ceil(into / size)]; zero_points:
-    int8, as scale. Returns uint8 of `grouped_shape`.
+    numbers: int8 [..., out, into], -8 to 7; scale: [..., out, ceil(into / size)]. Returns uint8 of
+    `grouped_shape`.
     """
-    assert scale.dtype == groups.scale and (zero_points is not None) == groups.zero_points
     outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
     padded = (F.pad(numbers, (0, inputs, 0, outs)) + 8).view(torch.uint8)
     # Two numbers a byte, the first one in its low bits; eight are a word of the C.
@@ -138,58 +126,17 @@ def pack_groups(
     words = joined.view(torch.int32).unflatten(-2, (-1, PANEL))
     by_group = words.unflatten(-1, (-1, groups.size // 8)).movedim(-3, -1)
     # [..., panels, groups, words of a group, PANEL]
-    pieces = [by_group.flatten(-2).contiguous().view(torch.uint8)]
-    for values in (scale, zero_points):
-        if values is not None:
-            padded = F.pad(values, (0, 0, 0, outs)).unflatten(-2, (-1, PANEL))
-            pieces.append(padded.transpose(-1, -2).contiguous().view(torch.uint8))
-    return torch.cat(pieces, -1)
-
-
-def pack_mixed_groups(
-    numbers: Tensor,
-    scale: Tensor,
-    groups: Groups,
-    group_of: Tensor,
-    zero_points: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Pack an int4 matrix whose groups have inputs from anywhere.
-
-    group_of: group of each input, integers [..., into], as in files of GPTQ. Every group has
-    groups.size inputs, the last one what is left. Otherwise as `pack_groups`. Returns the packed
-    matrix and the order of its inputs, None where each group's inputs follow each other. Raises
-    ValueError for groups of other sizes.
-    """
-    into = numbers.shape[-1]
-    sorted_groups, order = group_of.sort(dim=-1, stable=True)
-    expected = torch.arange(into, device=group_of.device) // groups.size
-    if group_of.shape != (*numbers.shape[:-2], into) or (sorted_groups != expected).any():
-        raise ValueError(
-            f"{into} inputs are in {scale.shape[-1]} groups of {groups.size}, and the groups named "
-            f"for them are {group_of.min()} to {group_of.max()} in other numbers"
-        )
-    if torch.equal(group_of, sorted_groups):
-        return pack_groups(numbers, scale, groups, zero_points), None
-    by_group = numbers.gather(-1, order.unsqueeze(-2).expand(numbers.shape))
-    return pack_groups(by_group, scale, groups, zero_points), order.to(torch.int32)
-
-
-def in_own_order(matrix: Tensor, order: Tensor) -> Tensor:
-    """Return a matrix [..., out, into], whose columns have an order, with input i in column i."""
-    index = order.long().unsqueeze(-2).expand(matrix.shape)
-    return torch.empty_like(matrix).scatter_(-1, index, matrix)
+    block = by_group.flatten(-2).contiguous().view(torch.uint8)
+    scales = F.pad(scale, (0, 0, 0, outs)).unflatten(-2, (-1, PANEL)).transpose(-1, -2)
+    return torch.cat([block, scales.contiguous().view(torch.uint8)], -1)
 
 
 def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor:
     """Return the weights of a packed int4 matrix, float32 [..., out, into]."""
-    numbers, scales, zeros = packed.split(
-        [groups.number_bytes, PANEL * groups.scale.itemsize, PANEL * groups.zero_points], -1
-    )
+    numbers, scales = packed.split([groups.number_bytes, PANEL * groups.scale.itemsize], -1)
     words = numbers.contiguous().view(torch.int32).unflatten(-1, (-1, PANEL, 1))
     shifts = torch.arange(28, -1, -4, dtype=torch.int32)
     wide = ((words << shifts) >> 28 & 15) - 8  # [..., panels, groups, words of a group, PANEL, 8]
     wide = wide.movedim(-2, -4).flatten(-2).float()  # [..., panels, PANEL, groups, size]
-    if groups.zero_points:
-        wide -= zeros.contiguous().view(torch.int8).transpose(-1, -2).unsqueeze(-1)
     wide *= scales.contiguous().view(groups.scale).float().transpose(-1, -2).unsqueeze(-1)
     return wide.flatten(-2).flatten(-3, -2)[..., :out, :into].contiguous()

@@ -9,25 +9,26 @@
     float64    float64                                            float64     torch
 
 With int8, int4 and bfloat16 the code predictor defaults to `mixed` (CompilePlan.predictor_dtype),
-and computes in float32. The released one has an activation of about
-49,000, under which int8 in any group of its matrices changes more codes than frames can bear,
-though its down projections stay as in mixed (bench.quantisation, outlier).
+and computes in float32. The released one has an activation of about 49,000, under which int8 in any
+group of its matrices changes too many codes, though its down projections stay as in mixed
+(bench.quantisation, outlier).
 
 Weights for the C are packed (see cpu.packing), their bfloat16 matrices in 12 bits a number where
-that loses nothing (see cpu.compact), unless CompilePlan.compact is false. Without the compiled
-library torch computes all of them: packed weights are unpacked and widened to float32 when they are
-loaded.
+that loses nothing (see cpu.compact). Without the compiled library torch computes all of them:
+packed weights are unpacked and widened to float32 when they are loaded.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.numbers import quantise
+from qwen3_omni_neuron.checkpoint.parameters import Part
+from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.compact import compact_shape, pack_compact, unpack_compact
@@ -35,7 +36,6 @@ from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     Groups,
     grouped_shape,
-    in_own_order,
     pack,
     pack_groups,
     packed_shape,
@@ -49,126 +49,101 @@ from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 _ENCODERS = ("audio_encoder", "vision_encoder")
 _DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
+_SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 GROUPS = "_groups"
 """Ending of the name of an int4 parameter's format, an attribute of its module."""
-ORDER = "_order"
-"""Ending of the name of the order of an int8 or int4 parameter's inputs, where it has one."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices, convolutions and tables of rows. large: type of most matrices of
-    the encoders, thinker, talker and code predictor. others: type of norms, biases and all
-    arithmetic. packed: whether they are laid out for the C. groups: format of the matrices in the
-    thinker's layers, None where it is `large`. published: whether matrices of decoders that a
-    checkpoint has in int8 or int4 stay so; see cpu.published. compact: whether packed bfloat16
-    matrices are kept in 12 bits a number where that loses nothing; see cpu.compact.
+    matrices: type of matrices, convolutions and tables of rows. others: type of norms, biases and
+    all arithmetic. packed: whether matrices are laid out for the C. large: kind (see WeightForm) of
+    most matrices of the encoders, thinker, talker and code predictor. layers: kind of the matrices
+    in the thinker's layers.
     """
 
     matrices: torch.dtype
-    large: torch.dtype
     others: torch.dtype
     packed: bool
-    groups: Groups | None = None
-    published: bool = False
-    compact: bool = False
+    large: str = "panels"
+    layers: str = "panels"
 
 
-_INT8 = Precision(torch.bfloat16, torch.int8, torch.float32, packed=True, published=True)
+_MIXED = Precision(torch.bfloat16, torch.float32, packed=True)
 PRECISIONS = {
-    "mixed": Precision(torch.bfloat16, torch.bfloat16, torch.float32, packed=True),
-    "float32": Precision(torch.float32, torch.float32, torch.float32, packed=True),
-    "int8": _INT8,
-    "int4": replace(_INT8, groups=Groups()),
-    "bfloat16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed=False),
-    "float64": Precision(torch.float64, torch.float64, torch.float64, packed=False),
+    "mixed": _MIXED,
+    "float32": Precision(torch.float32, torch.float32, packed=True),
+    "int8": replace(_MIXED, large="int8", layers="int8"),
+    "int4": replace(_MIXED, large="int8", layers="int4"),
+    "bfloat16": Precision(torch.bfloat16, torch.bfloat16, packed=False),
+    "float64": Precision(torch.float64, torch.float64, packed=False),
 }
 
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Form of one parameter.
+    """Form of one parameter in memory and in a tree.
 
-    read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
-    memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape. groups:
-    format of an int4 matrix, which is kept as bytes. may_be_published: whether it keeps the
-    checkpoint's own numbers where cpu.published finds some; published: whether it does, so that
-    cpu.published reads it in place of `keep`. ordered: whether the order of its inputs is kept
-    beside it. compact: whether it is kept in the compact form, as bytes, where it has one: see
-    `plain`.
+    kind: "whole", in the module's shape; or as a packed matrix "panels", "compact" (panels where
+    that would lose a number), "int8", "int4", or "published", int4 with the checkpoint's own
+    numbers. dtype: type that its values are rounded to first. matrix: shape [..., out, into] before
+    packing, () of a whole one. groups: format of an int4 or published one.
     """
 
-    read_as: torch.dtype
-    kept_as: torch.dtype
-    matrix: tuple[int, ...] | None
-    groups: Groups | None = None
-    may_be_published: bool = False
-    published: bool = False
-    ordered: bool = False
-    compact: bool = False
+    kind: str
+    dtype: torch.dtype
+    matrix: tuple[int, ...] = ()
+    groups: Groups = field(default_factory=Groups)
 
     @property
     def plain(self) -> "WeightForm":
         """The form of a matrix that has no compact one."""
-        return replace(self, compact=False)
+        return replace(self, kind="panels") if self.kind == "compact" else self
 
     def read(self, stored: torch.dtype) -> torch.dtype:
         """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
 
         A bfloat16 matrix stays bfloat16 until packing widens it, which rounds nothing.
         """
-        widened = self.matrix is not None and self.read_as == torch.float32
-        return stored if widened and stored == torch.bfloat16 else self.read_as
+        widened = self.kind == "panels" and self.dtype == torch.float32
+        return stored if widened and stored == torch.bfloat16 else self.dtype
 
     def layout(self, target: str, shape: torch.Size) -> Layout:
         """Return shape and type of the tensors kept for a parameter, by name."""
-        if self.matrix is None:
-            return {target: (tuple(shape), self.kept_as)}
-        if self.compact:
-            return {target: (compact_shape(self.matrix), torch.uint8)}
-        kept: dict[str, tuple[Sequence[int], torch.dtype]]
-        if self.groups is not None:
-            kept = {target: (grouped_shape(self.matrix, self.groups), self.kept_as)}
-            if self.ordered:
-                kept[target + ORDER] = (*self.matrix[:-2], self.matrix[-1]), torch.int32
-            return kept
-        kept = {target: (packed_shape(self.matrix), self.kept_as)}
-        if self.kept_as == torch.int8:
-            kept[target + SCALE] = (self.matrix[:-1], torch.float32)
-        return kept
+        match self.kind:
+            case "whole":
+                return {target: (tuple(shape), self.dtype)}
+            case "compact":
+                return {target: (compact_shape(self.matrix), torch.uint8)}
+            case "int4" | "published":
+                return {target: (grouped_shape(self.matrix, self.groups), torch.uint8)}
+            case "int8":
+                scale = self.matrix[:-1], torch.float32
+                return {target: (packed_shape(self.matrix), torch.int8), target + SCALE: scale}
+        return {target: (packed_shape(self.matrix), self.dtype)}
 
     def keep(self, target: str, tensor: Tensor) -> dict[str, Tensor]:
         """Return the tensors kept for a parameter, by name. tensor: the parameter as read."""
-        if self.matrix is None:
+        if self.kind == "whole":
             return {target: tensor}
         matrix = tensor.view(self.matrix)
-        if self.groups is not None:
-            return {target: _packed_groups(matrix, self.groups)}
-        if self.compact and (packed := _compact_matrix(matrix)) is not None:
-            return {target: packed}
-        if self.kept_as != torch.int8:
-            return {target: packed_matrix(matrix, self.kept_as)}
-        rounded, scale = quantise(matrix)
-        return {target: packed_matrix(rounded, torch.int8), target + SCALE: scale}
-
-    def rounded(self, tensor: Tensor) -> Tensor:
-        """Return a parameter in float32 with the rounding of `keep`."""
-        if self.matrix is None:
-            return tensor.float()
-        if self.groups is not None:
-            return self.widen(self.keep("", tensor), "", tensor.shape)
-        if self.kept_as != torch.int8:
-            return tensor.float()
-        whole, scale = quantise(tensor.view(self.matrix))
-        return whole.float().mul_(scale.unsqueeze(-1)).view(tensor.shape)
+        match self.kind:
+            case "int4":
+                return {target: _packed_groups(matrix, self.groups)}
+            case "int8":
+                rounded, scale = quantise(matrix)
+                return {target: _panels(rounded, torch.int8), target + SCALE: scale}
+            case "compact" if (packed := pack_compact(matrix, find_library())) is not None:
+                return {target: packed}
+        return {target: _panels(matrix, self.dtype)}
 
     def widen(self, kept: Mapping[str, Tensor], target: str, shape: torch.Size) -> Tensor:
         """Return a parameter in float32 and in the module's shape, from the tensors kept for it."""
-        if self.matrix is None:
+        if self.kind == "whole":
             return kept[target].float()
-        if self.groups is not None:
+        if self.kind in ("int4", "published"):
             out, into = self.matrix[-2:]
             wide = unpack_groups(kept[target], out, into, self.groups)
         elif kept[target].dtype == torch.uint8:
@@ -177,23 +152,18 @@ class WeightForm:
             wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
             wide *= kept[target + SCALE].unsqueeze(-1)
-        if target + ORDER in kept:
-            wide = in_own_order(wide, kept[target + ORDER])
         return wide.view(shape)
 
 
-def part_precision(
-    part: str, dtype: str, predictor_dtype: str = SAME, compact: bool = False
-) -> Precision:
+def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
     """Return the precision of a part: the code predictor's may differ from the dtype's.
 
-    part: its name in checkpoint.modules.Models. predictor_dtype, compact: see CompilePlan. Weights
-    that are not packed are in `dtype` in either case.
+    part: its name in checkpoint.modules.Models. predictor_dtype: see CompilePlan. Weights that are
+    not packed are in `dtype` in either case.
     """
-    precision = replace(PRECISIONS[dtype], compact=compact)
-    if part == "code_predictor" and predictor_dtype != SAME and precision.packed:
-        return replace(PRECISIONS["mixed"], published=precision.published, compact=compact)
-    return precision
+    precision = PRECISIONS[dtype]
+    own = part == "code_predictor" and predictor_dtype != SAME and precision.packed
+    return PRECISIONS["mixed"] if own else precision
 
 
 def library_for(dtype: str) -> Any:
@@ -201,7 +171,7 @@ def library_for(dtype: str) -> Any:
     return find_library() if PRECISIONS[dtype].packed else None
 
 
-def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def _panels(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """Pack a matrix [..., out, into] in C or, without the library, in torch: the same bytes."""
     library = find_library()
     if library is None:
@@ -209,16 +179,6 @@ def packed_matrix(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     from qwen3_omni_neuron.cpu.native.binding import pack_in_c
 
     return pack_in_c(matrix, library, dtype)
-
-
-def _compact_matrix(matrix: Tensor) -> Tensor | None:
-    """Return `pack_compact`, in C or, without the library, in torch: the bytes are the same."""
-    library = find_library()
-    if library is None:
-        return pack_compact(matrix)
-    from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
-
-    return pack_compact_in_c(matrix, library)
 
 
 def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
@@ -231,41 +191,70 @@ def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
     return quantise_in_c(matrix, library, groups)
 
 
-def weight_form(precision: Precision, part: str, module: nn.Module, target: str) -> WeightForm:
-    """Return the form of a parameter. part: the module's name in checkpoint.modules.Models."""
+def weight_form(
+    precision: Precision,
+    part: str,
+    module: nn.Module,
+    target: str,
+    stored: Sequence[QuantisedForm | None] = (),
+) -> WeightForm:
+    """Return the form of a parameter.
+
+    part: the module's name in checkpoint.modules.Models. stored: published form of each of its
+    stored matrices, None for weights. A matrix of the thinker keeps its numbers in dtypes int8 and
+    int4 if all are int4 in groups of one size. One of other numbers than FP8 is never compact: too
+    many are zero.
+    """
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)
     shape = tuple(module.get_parameter(target).shape)
-    if _is_matrix(owner, name) and part != "code2wav":
-        if "gate_up" in target:
-            *stack, out, into = shape
-            shape = (*stack, 2, out // 2, into)
-        kept_as, keeps = precision.matrices, False
-        exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
-        exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
-        if part in _ENCODERS:
-            kept_as = precision.large
-        elif part in _DECODERS and not exact:
-            kept_as, keeps = precision.large, precision.published
-            if precision.groups is not None and part == "thinker" and owner_name != "head":
-                return WeightForm(precision.matrices, torch.uint8, shape, precision.groups, keeps)
-        matrix = shape if precision.packed else None
-        form = WeightForm(precision.matrices, kept_as, matrix, may_be_published=keeps)
-        return replace(form, compact=precision.compact and _may_be_compact(form))
-    is_table = isinstance(owner, nn.Embedding) or name == "embedding"
-    # The vision encoder's table is interpolated by torch. Matrices that are left are code2wav's,
-    # and it packs them and its convolutions by itself, as the audio encoder does its convolutions.
-    is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
-    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
-    kept_as = precision.matrices if small else precision.others
-    return WeightForm(kept_as, kept_as, None)
+    if not _is_matrix(owner, name) or part == "code2wav":
+        # Torch interpolates the vision encoder's table. Matrices that are left are code2wav's:
+        # it packs them and its convolutions itself, as the audio encoder does its convolutions.
+        is_table = isinstance(owner, nn.Embedding) or name == "embedding"
+        is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
+        small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
+        return WeightForm("whole", precision.matrices if small else precision.others)
+    if not precision.packed:
+        return WeightForm("whole", precision.matrices)
+    if "gate_up" in target:
+        *stack, out, into = shape
+        shape = (*stack, 2, out // 2, into)
+    form = WeightForm("panels", precision.matrices, shape)
+    exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
+    exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
+    if part in _ENCODERS or (part in _DECODERS and not exact):
+        in_layers = part == "thinker" and owner_name != "head"
+        form = replace(form, kind=precision.layers if in_layers else precision.large)
+        if in_layers and form.kind != "panels" and (groups := _published_groups(stored)):
+            return replace(form, kind="published", groups=groups)
+    few_zeros = all(one is None or "FP8" in one.label for one in stored)
+    may_be_compact = form.kind == "panels" and form.dtype == torch.bfloat16 and shape[-1] % 4 == 0
+    if few_zeros and may_be_compact and prod(compact_shape(shape)) < 2 * prod(packed_shape(shape)):
+        return replace(form, kind="compact")
+    return form
 
 
-def _may_be_compact(form: WeightForm) -> bool:
-    """Return whether a matrix of this form may have a compact one, and that is smaller."""
-    if form.matrix is None or form.kept_as != torch.bfloat16 or form.matrix[-1] % 4 != 0:
-        return False
-    return prod(compact_shape(form.matrix)) < 2 * prod(packed_shape(form.matrix))
+def _published_groups(stored: Sequence[QuantisedForm | None]) -> Groups | None:
+    """Return the format of a parameter that keeps its published numbers, None for others."""
+    forms = [form for form in stored if form is not None and form.are_groups_of_int4]
+    sizes = {form.block[1] for form in forms}
+    if len(forms) < max(len(stored), 1) or len(sizes) > 1:
+        return None
+    types = {_SCALE_TYPES[form.scale] for form in forms}
+    return Groups(sizes.pop(), types.pop() if len(types) == 1 else torch.float32)
+
+
+def weight_forms(
+    precision: Precision, name: str, part: Part, quantised: Mapping[str, QuantisedForm]
+) -> dict[str, WeightForm]:
+    """Return the form of each parameter of a part. quantised: Checkpoint.quantised."""
+    return {
+        target: weight_form(
+            precision, name, part.module, target, [quantised.get(piece.name) for piece in pieces]
+        )
+        for target, pieces in part.pieces
+    }
 
 
 def _is_matrix(owner: nn.Module, name: str) -> bool:

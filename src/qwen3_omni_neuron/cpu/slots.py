@@ -1,4 +1,4 @@
-"""KV cache slots of one decoder (thinker or talker) on the CPU.
+"""KV cache slots and rows of tokens of a thinker or a talker on the CPU.
 
 A slot is one row of the KV cache: the keys and values of one request. CpuSlots counts its rows.
 The classes over it compute new keys and values, and write them to the cache:
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.slots import SlotLengths
+from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
@@ -62,3 +65,14 @@ def media_rows(thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | No
     if media is not None:
         rows[media.filled] = media.rows
     return rows
+
+
+def talker_tables(models: Models, spec: EngineSpec) -> tuple[Tensor, TextRows]:
+    """Return the codec's table [codec vocab, hidden] and the rows of text tokens."""
+    assert spec.config.talker and models.codec_embedding
+    assert models.embedding and models.text_projection
+    table, width = models.embedding.weight.detach(), spec.config.talker.text.hidden_size
+    text_rows = TextRows(table, models.text_projection, width, spec.dtype)
+    if len(table) <= ROWS_AT_ONCE:
+        text_rows.fill()  # in one call now, so that no frame waits for a row
+    return models.codec_embedding.weight.detach().to(spec.dtype), text_rows

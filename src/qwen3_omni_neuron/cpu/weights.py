@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,11 +21,12 @@ from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.checkpoint.names import Piece
 from qwen3_omni_neuron.checkpoint.parameters import (
     Part,
     check_names,
     converted,
-    fitting,
+    copy_piece,
     put_parameter,
 )
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
@@ -37,17 +39,15 @@ from qwen3_omni_neuron.checkpoint.tensor_file import (
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, SAME, CompilePlan
 from qwen3_omni_neuron.cpu.memory import map_pages
+from qwen3_omni_neuron.cpu.packing import grouped_shape, pack_groups
 from qwen3_omni_neuron.cpu.precision import (
     GROUPS,
-    ORDER,
     PRECISIONS,
-    Precision,
     WeightForm,
     library_for,
     part_precision,
-    weight_form,
+    weight_forms,
 )
-from qwen3_omni_neuron.cpu.published import published_form, read_published
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -69,29 +69,21 @@ def load_checkpoint_models(
     stages: Collection[str],
     packed: bool,
     predictor_dtype: str = SAME,
-    compact: bool = False,
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
     dtype: one of cpu.precision.PRECISIONS. packed: whether weights that this dtype packs stay so,
-    for the C, or are widened, for torch. predictor_dtype, compact: see CompilePlan. Raises
-    CheckpointError; see checkpoint.parameters.load_parts.
+    for the C, or are widened, for torch. predictor_dtype: see CompilePlan. Raises CheckpointError;
+    see checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
-    forms = _forms_of(parts, dtype, predictor_dtype, compact, checkpoint.quantised)
+    forms = _forms_of(parts, dtype, predictor_dtype, checkpoint.quantised)
     widened = PRECISIONS[dtype].packed and not packed
     with one_torch_thread():
         for name, part in parts.items():
-            for target, tensor in _read(part, checkpoint, forms[name]):
-                form = forms[name][target]
-                if not widened:
-                    put_kept(part.module, target, form, _kept(form, target, tensor))
-                elif isinstance(tensor, Tensor):
-                    put_parameter(part.module, target, form.rounded(tensor))
-                else:
-                    shape = part.module.get_parameter(target).shape
-                    put_parameter(part.module, target, form.widen(tensor, target, shape))
+            for target, kept in _kept(part, checkpoint, forms[name]):
+                _put(part.module, target, forms[name][target], kept, widened)
     return models
 
 
@@ -103,18 +95,17 @@ def load_compiled_models(
     packed: bool,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
     predictor_dtype: str = SAME,
-    compact: bool = False,
 ) -> Models:
     """Load the modules of some stages from a tree.
 
     The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
-    packed, predictor_dtype, compact: see load_checkpoint_models; a compact tree also has plain
-    matrices. quantised: Checkpoint.quantised of the tree's checkpoint.
+    packed, predictor_dtype: see load_checkpoint_models. quantised: Checkpoint.quantised of the
+    tree's checkpoint.
     Raises ArtifactError for a file that can't be read, or whose tensors are not those of the
     modules.
     """
     models, parts = lay_out(config, stages)
-    forms = _forms_of(parts, dtype, predictor_dtype, compact, quantised)
+    forms = _forms_of(parts, dtype, predictor_dtype, quantised)
     widened = PRECISIONS[dtype].packed and not packed
     if widened and dtype != "float32":
         stored = layout_bytes(_file_layout(parts, forms))
@@ -127,7 +118,7 @@ def load_compiled_models(
         chosen = {name: parts[name] for name in names if name in parts}
         if chosen:
             kept = _fill(tree / model, chosen, forms, widened)
-            if model != "vision":
+            if model != "vision" and not widened:
                 map_pages(kept)
     if "embedding" in parts:
         given = {"embedding": parts["embedding"]}, forms, widened
@@ -136,28 +127,15 @@ def load_compiled_models(
     return models
 
 
-def weight_forms(
-    precision: Precision, name: str, part: Part, quantised: Mapping[str, QuantisedForm]
-) -> dict[str, WeightForm]:
-    """Return the form of each parameter of a part. quantised: see load_compiled_models."""
-    return {
-        target: published_form(weight_form(precision, name, part.module, target), pieces, quantised)
-        for target, pieces in part.pieces
-    }
-
-
 def _forms_of(
     parts: Mapping[str, Part],
     dtype: str,
     predictor_dtype: str,
-    compact: bool,
     quantised: Mapping[str, QuantisedForm],
 ) -> Forms:
     """Return the form of each parameter of some parts. See load_compiled_models."""
     return {
-        name: weight_forms(
-            part_precision(name, dtype, predictor_dtype, compact), name, part, quantised
-        )
+        name: weight_forms(part_precision(name, dtype, predictor_dtype), name, part, quantised)
         for name, part in parts.items()
     }
 
@@ -172,56 +150,81 @@ def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[Adapter
     _, parts = lay_out(config, ("thinker",))
     quantised = Checkpoint(folder, adapters).quantised
     forms = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], quantised).values()
-    in_int4 = [form.published for form in forms if form.groups is not None]
-    return "int4" if in_int4 and all(in_int4) else "int8"
+    kinds = {form.kind for form in forms}
+    return "int4" if "published" in kinds and "int4" not in kinds else "int8"
 
 
-def _read(
+def _kept(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
-) -> Iterator[tuple[str, Tensor | dict[str, Tensor]]]:
-    """Yield the parameters of a part by name, in the order of its pieces.
-
-    Each is a tensor as read from the checkpoint, or where its form is published, the tensors that
-    are kept for it.
-    """
-    pieces = [(target, stored) for target, stored in part.pieces if not forms[target].published]
+) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    """Yield the tensors kept for each parameter of a part, in the order of its pieces."""
+    pieces = [(t, stored) for t, stored in part.pieces if forms[t].kind != "published"]
     others = converted(
         replace(part, pieces=pieces), checkpoint, lambda target, stored: forms[target].read(stored)
     )
     for target, stored in part.pieces:
-        if not forms[target].published:
-            yield next(others)
-            continue
-        parameter, first = part.module.get_parameter(target), stored[0]
-        shape = parameter.shape
-        published = torch.empty(checkpoint.quantised[first.name].shape, device="meta")
-        fitting(parameter, first, published)  # before there is memory for all of them
-        with checkpoint.reader() as reader:
-            assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
-            yield target, read_published(forms[target], target, shape, stored, reader)
+        form = forms[target]
+        if form.kind == "published":
+            shape = part.module.get_parameter(target).shape
+            with checkpoint.reader() as reader:
+                assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+                yield target, {target: _published(form, shape, stored, reader)}
+        else:
+            _, tensor = next(others)
+            yield target, form.keep(target, tensor)
 
 
-def _kept(
-    form: WeightForm, target: str, tensor: Tensor | dict[str, Tensor]
-) -> Mapping[str, Tensor]:
-    """Return the tensors kept for what `_read` yields."""
-    return form.keep(target, tensor) if isinstance(tensor, Tensor) else tensor
+def _published(
+    form: WeightForm, shape: torch.Size, pieces: Sequence[Piece], reader: ShardReader
+) -> Tensor:
+    """Read and pack a parameter's published numbers; shape: in its module.
+
+    A stack is packed one matrix at a time, which bounds the memory. Raises CheckpointError for
+    another shape than config.json says.
+    """
+    groups, into = form.groups, shape[-1]
+    numbers = torch.empty(shape, dtype=torch.int8)
+    scale = torch.empty((*shape[:-1], into // groups.size), dtype=groups.scale)
+    for piece in pieces:
+        own, own_scale = reader.numbers(piece.name)
+        copy_piece(numbers, piece, own)
+        scale[piece.region] = own_scale.to(groups.scale)
+    reader.trim()
+    packed = torch.empty(grouped_shape(form.matrix, groups), dtype=torch.uint8)
+    count, out = prod(form.matrix[:-2]), form.matrix[-2]
+    for to, matrix, by in zip(
+        packed.view(count, *packed.shape[-3:]),
+        numbers.view(count, out, into),
+        scale.view(count, out, -1),
+        strict=True,
+    ):
+        to.copy_(pack_groups(matrix, by, groups))
+    return packed
+
+
+def _put(
+    module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor], widened: bool
+) -> None:
+    if widened:
+        shape = module.get_parameter(target).shape
+        put_parameter(module, target, form.widen(kept, target, shape))
+    else:
+        put_kept(module, target, form, kept)
 
 
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
     """Set a module's parameter to the tensors kept for it.
 
     What belongs to it goes beside it, for cpu.native.binding.Weights.matrix: the scale of an int8
-    matrix, the format of an int4 one, and the order of its inputs.
+    matrix and the format of an int4 one.
     """
     put_parameter(module, target, kept[target])
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)
-    if form.groups is not None:
+    if form.kind in ("int4", "published"):
         setattr(owner, name + GROUPS, form.groups)
-    for ending in (SCALE, ORDER):
-        if target + ending in kept:
-            owner.register_buffer(name + ending, kept[target + ending], persistent=False)
+    if form.kind == "int8":
+        owner.register_buffer(name + SCALE, kept[target + SCALE], persistent=False)
 
 
 def _map_weights(folder: Path) -> dict[str, Tensor]:
@@ -242,7 +245,7 @@ def _fill(
     widened: bool,
     alone: str = "",
 ) -> list[Tensor]:
-    """Fill the modules of parts from a model's folder. Return the tensors of it that they keep.
+    """Fill the modules of parts from a model's folder. Return the tensors of it that they take.
 
     widened: whether the modules get float32, for torch. alone: prefix of these parameters' names,
     in place of the part's name, in a folder that also has other tensors.
@@ -271,13 +274,8 @@ def _fill(
     for name, part in parts.items():
         for target, kept in _layout(part, forms[name]).items():
             tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
-            if widened:
-                shape = part.module.get_parameter(target).shape
-                widen = forms[name][target].widen
-                put_parameter(part.module, target, widen(tensors, target, shape))
-            else:
-                put_kept(part.module, target, forms[name][target], tensors)
-                in_use += tensors.values()
+            _put(part.module, target, forms[name][target], tensors, widened)
+            in_use += tensors.values()
     return in_use
 
 
@@ -292,14 +290,12 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     parts = _stage_parts(plan, model)
     check_names(list(parts.values()), checkpoint)
     parts = {name: parts[name] for name in MODEL_PARTS[model]}
-    numbers = plan.dtype, plan.predictor_dtype, plan.compact
-    forms = _forms_of(parts, *numbers, checkpoint.quantised)
+    forms = _forms_of(parts, plan.dtype, plan.predictor_dtype, checkpoint.quantised)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, part in parts.items():
-            for target, tensor in _read(part, checkpoint, forms[name]):
-                for kept, part_of_it in _kept(forms[name][target], target, tensor).items():
-                    yield f"{name}.{kept}", part_of_it
+            for _, kept in _kept(part, checkpoint, forms[name]):
+                yield from ((f"{name}.{target}", tensor) for target, tensor in kept.items())
 
     library = library_for(plan.dtype)
     if library is not None:
@@ -312,11 +308,10 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     """Return the size in bytes of a model's weights by its plan. Raises CheckpointError.
 
-    A plan that is compact takes more where matrices have no compact form.
+    Matrices that have no compact form take more.
     """
     parts, checkpoint = _stage_parts(plan, model), Checkpoint(plan.model, plan.adapters)
-    numbers = plan.dtype, plan.predictor_dtype, model, checkpoint.quantised, plan.compact
-    return model_bytes(parts, *numbers)
+    return model_bytes(parts, plan.dtype, plan.predictor_dtype, model, checkpoint.quantised)
 
 
 def model_bytes(
@@ -325,14 +320,13 @@ def model_bytes(
     predictor_dtype: str,
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
-    compact: bool = False,
 ) -> int:
     """Return the size in bytes of a model's weights in a compiled tree: see expected_bytes.
 
-    parts: all parts of its stage. predictor_dtype, quantised, compact: see load_compiled_models.
+    parts: all parts of its stage. predictor_dtype, quantised: see load_compiled_models.
     """
     chosen = {name: parts[name] for name in MODEL_PARTS[model]}
-    forms = _forms_of(chosen, dtype, predictor_dtype, compact, quantised)
+    forms = _forms_of(chosen, dtype, predictor_dtype, quantised)
     return layout_bytes(_file_layout(chosen, forms))
 
 

@@ -1,7 +1,6 @@
 """The weights of a part as its ranks have them: each rank's share, and the files that hold it."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import fill
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, converted
-from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.moe import SCALE
@@ -91,25 +90,11 @@ def _parameters(
     spec: PartSpec, checkpoint: Checkpoint, int8: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, in the order of its pieces; scales follow int8."""
-    kept = {
-        n for n, p in spec.weights.pieces if n in int8 and are_int8_rows(p, checkpoint.quantised)
-    }
-    pieces = [(name, stored) for name, stored in spec.weights.pieces if name not in kept]
-    others = converted(replace(spec.weights, pieces=pieces), checkpoint, spec.dtype)
-    for name, stored in spec.weights.pieces:
-        if name in kept:
-            with checkpoint.reader() as reader:
-                assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
-                shape = spec.weights.module.get_parameter(name).shape
-                numbers, scale = read_int8_rows(shape, stored, reader)
+    for name, tensor in converted(spec.weights, checkpoint, spec.dtype):
+        if name in int8:
+            yield from zip((name, name + SCALE), quantise(tensor), strict=True)
         else:
-            _, numbers = next(others)
-            if name not in int8:
-                yield name, numbers
-                continue
-            numbers, scale = quantise(numbers)
-        yield name, numbers
-        yield name + SCALE, scale
+            yield name, tensor
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:

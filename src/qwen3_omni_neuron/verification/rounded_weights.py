@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.rounding import quantise
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
 
 ROUNDED = ("mixed", "int8", "int4")

@@ -78,11 +78,9 @@ class Weights:
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
         groups: Groups | None = getattr(owner, f"{name}_groups", None)
-        order: Tensor | None = getattr(owner, f"{name}_order", None)
-        *stack, out, into = shape
+        out, into = shape[-2:]
         fields = {
             "bias": ffi.NULL if bias is None else self(bias, out),
-            "order": ffi.NULL if order is None else self._order(order, *stack, into),
             "into": into,
             "out": out,
         }
@@ -92,34 +90,24 @@ class Weights:
                 "type": INT4,
                 "group": groups.size,
                 "scale_type": SCALE_TYPES[groups.scale],
-                "zero_points": groups.zero_points,
             }
         if packed.dtype == torch.uint8:
-            if order is not None:
-                raise UnsuitedError("the C takes no order of the inputs of compact weights")
             return fields | {
                 "panels": self(packed, *compact_shape(shape), dtype=torch.uint8),
                 "type": COMPACT,
             }
         if packed.dtype not in TYPES:
             raise UnsuitedError(f"the C takes no weights of {packed.dtype}")
-        if order is not None and packed.dtype != torch.int8:
-            raise UnsuitedError(f"the C takes no order of the inputs of {packed.dtype} weights")
         return fields | {
             "panels": self(packed, *packed_shape(shape), dtype=packed.dtype),
             "scale": ffi.NULL if scale is None else self(scale, *shape[:-1]),
             "type": TYPES[packed.dtype],
         }
 
-    def packed(self, matrix: Tensor, library: Library, compact: bool = False) -> Fields:
-        """Pack a matrix [..., out, into], and describe it.
-
-        compact: take the compact form of a bfloat16 matrix that has one.
-        """
+    def packed(self, matrix: Tensor, library: Library) -> Fields:
+        """Pack a matrix [..., out, into], in the compact form where it has one, and describe it."""
         out, into = matrix.shape[-2:]
-        form = None
-        if compact and matrix.dtype == torch.bfloat16:
-            form = pack_compact_in_c(matrix, library)
+        form = pack_compact_in_c(matrix, library) if matrix.dtype == torch.bfloat16 else None
         packed = pack_in_c(matrix, library) if form is None else form
         return {
             "panels": self(packed, *packed.shape, dtype=packed.dtype),
@@ -127,14 +115,6 @@ class Weights:
             "out": out,
             "type": TYPES[matrix.dtype] if form is None else COMPACT,
         }
-
-    def _order(self, order: Tensor, *shape: int) -> Pointer:
-        """Return a pointer to orders [..., into]. Raises UnsuitedError for what are none."""
-        pointer = self(order, *shape, dtype=torch.int32)
-        first, last = order.min(), order.max()
-        if first < 0 or last >= shape[-1]:
-            raise UnsuitedError(f"an order of {shape[-1]} inputs has inputs {first} to {last}")
-        return pointer
 
     def table(self, rows: Tensor, *shape: int) -> Fields:
         """Describe a table of rows [..., width]. Raises UnsuitedError."""
@@ -206,7 +186,7 @@ def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None
 
 
 def pack_compact_in_c(matrix: Tensor, library: Library) -> Tensor | None:
-    """Return the compact form of a matrix; see cpu.compact.pack_compact: the bytes are the same."""
+    """Return the compact form of a bfloat16 matrix, see cpu.compact; None where it has none."""
     assert matrix.dtype == torch.bfloat16
     out, into = matrix.shape[-2:]
     if into % 4 != 0:

@@ -41,20 +41,17 @@ class NativeCode2Wav:
     streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
     threads may call it at once. All weights are copies, most of them packed: the module need not be
     kept, nor any page of a mapped tree.
-    threads: upper limit for a call. compact: see CompilePlan. Raises UnsuitedError where the C
-    can't take the weights.
+    threads: upper limit for a call. Raises UnsuitedError where the C can't take the weights.
     """
 
-    def __init__(
-        self, code2wav: Code2Wav, library: Library, threads: int = 1, compact: bool = False
-    ):
+    def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
         c = self.config = code2wav.config
         if c.frame_samples <= c.latency_samples:
             raise UnsuitedError(
                 f"the C needs samples from a first frame, and its {c.frame_inputs} inputs give none"
             )
         self._run, self._weights = library.run_code2wav, Weights()
-        fields = _Packing(library, self._weights, compact).code2wav(code2wav, threads)
+        fields = _Packing(library, self._weights).code2wav(code2wav, threads)
         self._described = ffi.new("Code2Wav *", fields)
         self._state_size = library.code2wav_state_size(self._described)
 
@@ -127,8 +124,8 @@ def _address(values: NDArray[Any], dtype: str, *shape: int) -> Pointer:
 class _Packing:
     """Descriptions of code2wav's parts, over packed weights that `weights` holds."""
 
-    def __init__(self, library: Library, weights: Weights, compact: bool):
-        self._library, self._weights, self._compact = library, weights, compact
+    def __init__(self, library: Library, weights: Weights):
+        self._library, self._weights = library, weights
 
     def code2wav(self, model: Code2Wav, threads: int) -> Fields:
         c, half = model.config, model.config.head_dim // 2
@@ -260,7 +257,7 @@ class _Packing:
         """Describe a matrix [..., out, into], packed. scale, bias: [out]."""
         out = matrix.shape[-2]
         return {
-            **self._weights.packed(_taken(matrix), self._library, self._compact),
+            **self._weights.packed(_taken(matrix), self._library),
             "scale": ffi.NULL if scale is None else self._vector(scale, out),
             "bias": ffi.NULL if bias is None else self._vector(bias, out),
         }

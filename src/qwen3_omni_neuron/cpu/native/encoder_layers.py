@@ -88,8 +88,8 @@ class NativeEncoderLayer(nn.Module):
     def _matrix(self, linear: nn.Linear) -> Fields:
         shape = linear.out_features, linear.in_features
         fields = self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
-        if fields["type"] == INT4 or fields["order"] != ffi.NULL:  # see has_own_inputs of product.h
-            raise UnsuitedError("the C takes neither int4 nor an order of inputs in an encoder")
+        if fields["type"] == INT4:  # see has_own_inputs of product.h
+            raise UnsuitedError("the C takes no int4 in an encoder")
         return fields
 
 

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.cpu.native.encoder_layers import (
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots, NativeThinkerSlots
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
-from qwen3_omni_neuron.cpu.talker import talker_tables
+from qwen3_omni_neuron.cpu.slots import talker_tables
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
@@ -34,7 +34,7 @@ def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageE
         built["talker"] = _talker(models, spec, library)
     if models.code2wav is not None:
         plan, threads = spec.plan, spec.threads.get("vocoder", 1)
-        calls = NativeCode2Wav(models.code2wav, library, threads, plan.compact)
+        calls = NativeCode2Wav(models.code2wav, library, threads)
         built["vocoder"] = CpuVocoder(calls, plan.max_concurrency, plan.chunk_frames)
     return built
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.drawn import DrawnTensors
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, ShardReader
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
-from qwen3_omni_neuron.checkpoint.rounding import are_int8_rows, quantise, read_int8_rows
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.cut import (
@@ -227,11 +227,10 @@ def _cut_parameters(
         with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
             for _, group in groupby(parts, _expert):
                 own = [replace(p, region=(0, *p.region[1:])) if stacked else p for p in group]
+                whole = _read((1, *shape[1:]) if stacked else shape, own, dtype, reader)
                 if stacked and spec.int8:
-                    whole, scale = _int8_expert(own, shape, dtype, checkpoint, reader)
+                    whole, scale = quantise_columns(whole)
                     scales.append(scale)
-                else:
-                    whole = _read((1, *shape[1:]) if stacked else shape, own, dtype, reader)
                 yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
         if scales:
             bare = _without_layer(name)
@@ -247,24 +246,6 @@ def _read(
     for piece in pieces:
         copy_piece(whole, piece, reader.tensor(piece.name))
     return whole
-
-
-def _int8_expert(
-    pieces: Sequence[Piece],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    checkpoint: Checkpoint,
-    reader: Reader,
-) -> tuple[Tensor, Tensor]:
-    """Return an expert of a stack in int8, [1, in, out], and its scales, float32 [1, 1, out]."""
-    _, into, out = shape
-    if not are_int8_rows(pieces, checkpoint.quantised):
-        return quantise_columns(_read((1, into, out), pieces, dtype, reader))
-    assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
-    # The regions of a matrix [1, out, in]: `pieces` have those of its transpose.
-    rows = [Piece(piece.name, (0, *piece.region[2:])) for piece in pieces]
-    numbers, scale = read_int8_rows((1, out, into), rows, reader)
-    return numbers.transpose(1, 2), scale.unsqueeze(1)
 
 
 def quantise_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
