@@ -146,30 +146,6 @@ def test_a_prompt_that_fails_leaves_no_rows_in_the_cache(
                 assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
 
 
-def test_a_copy_that_fails_leaves_no_rows_in_the_cache(
-    checkpoint: Path, anew: Qwen3Omni, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first: Messages = [user(text("Some other words, many of them. " * 9))]
-    second: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
-    third: Messages = [SYSTEM, user(text("Who are you?"))]
-
-    def fail(self: WatchedThinker, source: int, target: int, rows: int) -> None:
-        """Fail with the target's rows overwritten."""
-        self._engine.copy(source, target, rows)
-        raise RuntimeError("the engine failed at a copy")
-
-    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:
-        for messages in (first, second):
-            omni.generate_audio(messages, seed=1, **LIMITS)
-        monkeypatch.setattr(WatchedThinker, "copy", fail)
-        with pytest.raises(RuntimeError, match="at a copy"):  # to the slot of the first
-            omni.generate_audio(third, seed=1, **LIMITS)
-        monkeypatch.undo()
-        for messages in (first, second, third):
-            again = omni.generate_audio(messages, seed=1, **LIMITS)
-            assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
-
-
 CONTENTS = [
     lambda n: [text(f"Number {n}?")],
     lambda n: [audio(0.3 + 0.4 * n, 200.0 + n), text("Who was that?")],

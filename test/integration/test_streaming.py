@@ -114,25 +114,6 @@ def slowly(call: Callable[..., Any], dice: random.Random) -> Callable[..., Any]:
     return call_later
 
 
-@pytest.mark.parametrize("slow", ["thinker", "talker", "vocoder", "all"])
-def test_what_is_said_does_not_depend_on_who_is_slow(
-    many: Qwen3Omni, alone: list[SpeechResult], monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
-    """Real threads, and engines that take a random time on top of their own."""
-    dice = random.Random(slow)
-    engines = many._pipeline._engines
-    for name, methods in (
-        ("thinker", ("prefill", "step")),
-        ("talker", ("prepare", "prefill", "step", "predict")),
-        ("vocoder", ("start", "step")),
-    ):
-        engine = getattr(engines, name)
-        for method in methods if slow in (name, "all") else ():
-            monkeypatch.setattr(engine, method, slowly(getattr(engine, method), dice))
-    for result, expected in zip(at_once(many, REQUESTS), alone, strict=True):
-        assert_same(result, expected, tolerance=1e-5)
-
-
 def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -> None:
     limits = {"thinker_max_new_tokens": 200, "talker_max_new_tokens": 20}
     with many.stream(TEXT, **limits, **GREEDY) as stream:

@@ -151,23 +151,6 @@ def test_the_pieces_of_a_long_text_are_one_stream_in_a_loop_too(omni: Qwen3Omni)
     assert slots_are_free(omni)
 
 
-def test_a_task_that_is_cancelled_in_a_later_piece_ends_them_all(omni: Qwen3Omni) -> None:
-    async def cancelled() -> None:
-        stream = omni.stream_speech(LONG, talker_max_new_tokens=40)
-        reading = asyncio.create_task(events_of(stream))
-        while len(stream._lives) < 2:
-            await asyncio.sleep(0.001)
-        parts = len(stream._lives)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        assert len(stream._lives) == parts
-        assert stream._next is not None and stream._next.ended
-
-    asyncio.run(cancelled())
-    assert slots_are_free(omni)
-
-
 def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen3Omni) -> None:
     """By its wake-up and its cancel in one turn of the loop: the task ends, and takes no event."""
 

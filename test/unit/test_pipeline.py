@@ -160,13 +160,6 @@ def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
     assert kinds.index(TextDelta) < kinds.index(AudioChunk)
 
 
-def test_text_alone_never_calls_the_talker(simulate: Simulate) -> None:
-    simulation = simulate()
-    result = finish(simulation.start(TOKENS, speak=False))
-    assert result.token_ids == [*TOKENS, EOS]
-    assert not [call for call in simulation.calls if not call.name.startswith("thinker")]
-
-
 # When
 
 
@@ -239,18 +232,6 @@ def test_a_chunk_costs_what_chunks_of_its_size_did(
     schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
     pace = Pace(0, buffered_s, 0.01, 0.2, own_s, wait_s)
     assert schedule.next_frames(pace) == frames
-
-
-def test_after_an_underrun_chunks_grow_as_they_do_from_the_first_sample(
-    simulate: Simulate,
-) -> None:
-    """Silence is not owed. The slow frame counts in the pace of the eight frames after it alone."""
-    simulation = simulate(Times(0.1, 0.005, 0, 0.05, lambda n: 2.7 if n == 20 else 0.03, 0, 0.01))
-    reply = take_reply(simulation.start(TOKENS, 100), 0.0, simulation.clock)
-    assert (reply.underruns, reply.silent_s) == (1, pytest.approx(2.0, abs=0.05))
-    assert len(simulation.called("vocoder.step")) <= 15, reply.chunks
-    assert reply.chunks.count(1) <= 5, reply.chunks
-    simulation.assert_right(reply.result, TOKENS, 100)
 
 
 @pytest.mark.parametrize(
@@ -359,19 +340,6 @@ def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate: Simul
     ]
 
 
-def test_a_request_that_is_closed_while_its_prompt_is_prepared_is_not_prefilled(
-    simulate: Simulate,
-) -> None:
-    simulation = simulate(Times(0.01, 0.001, 0.5, 0.005, 0.005, 0.005, 0.001))
-    stream = simulation.start(TOKENS)
-    simulation.clock.sleep(0.1)
-    assert simulation.called("talker.prepare") and stream._live.token_ids
-    stream.close()
-    simulation.clock.sleep(1.0)
-    assert not simulation.called("talker.prefill")
-    simulation.assert_idle()
-
-
 def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate: Simulate) -> None:
     simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))
     listening = [simulation.start(TOKENS, 4000, chunk_frames=(1, size)) for size in (8, 16)]
@@ -419,16 +387,6 @@ def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -
         simulation.assert_right(result, [number, *TOKENS], 3)
         assert result.timings.queued_s == pytest.approx(number)
     simulation.assert_idle()
-
-
-def test_a_request_that_is_closed_in_the_queue_never_runs(simulate: Simulate) -> None:
-    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1))
-    first, second, third = (simulation.start([n]) for n in range(3))
-    second.close()
-    assert list(second) == []
-    finish(first)
-    simulation.assert_right(finish(third), [2], 20)
-    assert len(simulation.called("thinker.prefill")) == 2
 
 
 def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simulate) -> None:

@@ -1,6 +1,5 @@
 """Requests that are closed, fail, are late, or are ended: each by itself, and nothing is left."""
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -133,24 +132,6 @@ def test_dropping_a_stream_waits_for_no_lock(simulate: Simulate) -> None:
         threading.Event().wait(0.01)
     simulation.clock.sleep(0.2)
     simulation.assert_idle()
-
-
-@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
-def test_three_hundred_rounds_of_start_and_close_leave_nothing(
-    simulate: Simulate, shares_cores: bool
-) -> None:
-    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
-    simulation = simulate(times, shares_cores=shares_cores)
-    dice = random.Random(1)
-    for _ in range(300):
-        stream = simulation.start(TOKENS, 30)
-        for _ in range(dice.randrange(12)):
-            next(stream)
-        stream.close()
-    simulation.clock.sleep(1.0)
-    simulation.assert_idle()
-    assert not simulation.pipeline._running
-    assert not simulation.pipeline._queue
 
 
 class EngineBrokeError(Exception):

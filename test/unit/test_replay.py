@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -112,22 +111,6 @@ def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
 
 
 # Cores
-
-
-@pytest.mark.parametrize("behaviour", [OURS, PORT], ids=["ours", "the port's"])
-def test_calls_that_share_cores_take_turns(port: StageProfile, behaviour: Any) -> None:
-    count = 1 if behaviour is PORT else 2
-    shared = replay(port, behaviour, "shared", count, FEW).spans
-    assert {span.group for span in shared} == {"all"}
-    assert overlap(shared) == []
-
-
-def test_calls_on_cores_of_their_own_do_not_wait_for_each_other(port: StageProfile) -> None:
-    split = replay(port, OURS, "split", 2, FEW).spans
-    groups = {name: [s for s in split if s.group == name] for name in ("thinker", "talker")}
-    assert all(overlap(spans) == [] for spans in groups.values())
-    pairs = overlap([span for spans in groups.values() for span in spans])
-    assert ("thinker.prefill", "talker.predict") in pairs
 
 
 # Players

@@ -13,11 +13,9 @@ class TokenBuffer:
     """Token ids of the text rows of one request, in the order that the talker appends them.
 
     The rows are every token of the text, tts_eos once when the text has ended, and tts_pad from
-    then on. `close` sets the end and the error that caused it in one step, so that a reader never
-    sees an end without its error. A reader that finds nothing waits on `changed`, the condition of
-    its stage, until the request's deadline; its lock guards every field. A writer that must wait to
-    put its tokens is woken by `on_space`. written: number of tokens that were put. closed: the text
-    has ended, all of its tokens were put. end_taken: the reader has taken all of them, and tts_eos.
+    then on. changed: condition of the reader's stage, whose lock guards every field. on_space:
+    wakes a writer that waits. written: number of tokens that were put. closed: the text has ended.
+    end_taken: the reader has taken all of them, and tts_eos.
     """
 
     def __init__(

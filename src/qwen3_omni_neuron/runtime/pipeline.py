@@ -61,8 +61,7 @@ class Pipeline:
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. prefix_cache: whether there
-        is one, if the engines can have it. sample_ids: samples tokens from logits. defaults: the
-        checkpoint's sampling of the text, for requests that have no other.
+        is one, if the engines can have it. defaults: the checkpoint's sampling of the text.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
@@ -120,11 +119,10 @@ class Pipeline:
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        after: a request whose slot this one takes when it ends; if it has ended already, this one
-        is put at the front of the queue, full or not. Returns the live request and its position in
-        the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes that the
-        vocoder does not have, BusyError where the queue is full, ClosedError, and EngineDiedError
-        where a stage that it needs has failed.
+        after: a request whose slot this one takes when it ends. Returns the live request and its
+        position in the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes
+        that the vocoder does not have, BusyError where the queue is full, ClosedError, and
+        EngineDiedError where a stage that it needs has failed.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:

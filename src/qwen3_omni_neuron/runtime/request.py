@@ -41,13 +41,11 @@ class WrittenReply:
 class Request:
     """One request: its prompt and its options.
 
-    options: with a seed. speak: False where the caller wants text alone. arrived_s: time by the
-    clock when the request came, before its conversation was read. codec: decodes its reply. keys:
-    keys of the prompt's rows in the prefix cache; None: it is not used. ahead: see
-    `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
-    talker's prompt was made from `prompt`. grammar: what its text is held to, None where it is
-    free. thinks: its text begins with reasoning. pace: how fast the caller's earlier replies were
-    spoken.
+    options: with a seed. arrived_s: time by the clock when it came, before its conversation was
+    read. codec: decodes its reply. keys: of the prompt's rows in the prefix cache; None: it is not
+    used. ahead: see `Pipeline.prefill_ahead`. written: reply to speak without a call of the
+    thinker's engine. thinks: its text begins with reasoning. pace: how fast the caller's earlier
+    replies were spoken.
     """
 
     prompt: Prompt
@@ -173,10 +171,9 @@ class LiveRequest:
     def deadline_s(self, waiting_since_s: float) -> float:
         """Return the time by the clock at which a wait for this request becomes too long.
 
-        waiting_since_s: when the wait began. Time without progress counts from the last token,
-        frame or chunk, but not from before the wait: a caller that stalled the stages by not
-        reading begins a new wait when it reads again. An engine's call in progress counts from its
-        start.
+        waiting_since_s: when the wait began, such as of a caller that had stalled the stages. Time
+        counts from the last token, frame or chunk after it, or from the start of an engine's call
+        in progress.
         """
         if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.options.first_token_timeout_s

@@ -1,8 +1,5 @@
 """Sizes of a reply's audio chunks: how many frames the vocoder decodes in one call.
 
-`AdaptiveSchedule._first_size` decides the size of the first chunk and `next_frames` that of each
-later one. `FixedSchedule` is for a caller that gives the sizes (option chunk_frames).
-
 The first chunk is small, because the player starts with it. A later chunk may take as long as the
 player still has audio to play. It takes until its missing frames have arrived, at the pace of the
 last frames, plus one call of the vocoder. Example: frames arrive every 20 ms, and the first chunk

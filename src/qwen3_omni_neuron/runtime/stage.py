@@ -1,13 +1,9 @@
 """The loop that all stages share: one worker thread a stage, and the containment of failures.
 
-A stage steps all of its requests as one batch. Where an engine's call raises, `Stage._call_engine`
-repeats it for each request alone: those for which it raises again end with that error, and the
-others go on unchanged. Where the stage's own code raises, all of its requests end with the error
-(`Stage._run_once`), and the stage goes on with those that come later.
-
-A stage can also fail for good: its thread ends with an unexpected exception, or its engine's
-process ends. Its requests end with that fault, and later requests that need it are refused
-(`Pipeline.submit`). The other stages go on with the requests that don't need it.
+A stage steps all of its requests as one batch. Where an engine's call raises, it is repeated for
+each request alone: those for which it raises again end with that error. Where the stage's own code
+raises, all of its requests end with the error. Where its thread or its engine's process ends, later
+requests that need the stage are refused, too. The other stages go on.
 """
 
 import logging
@@ -84,11 +80,9 @@ class Shared:
 class Stage(ABC, Generic[AnyTask]):
     """Base of the stages: a thread, its tasks, and calls of its engine.
 
-    The thread selects its next work with the lock held (`_select`), and does it without the lock.
-    The lock guards `fault`, `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits
-    on the condition `changed`.
-    thread: runs the stage. fault: the error by which it can't work any more, None where it can; set
-    once.
+    The thread selects its next work with the lock held (`_select`), does it without the lock, and
+    waits on the condition `changed`. The lock guards all fields and every LiveRequest. fault: the
+    error by which the stage can't work any more; None where it can.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -238,9 +232,8 @@ class Stage(ABC, Generic[AnyTask]):
     ) -> list[tuple[AnyTask, Result]]:
         """Call the engine for several tasks at once. Returns those that succeeded, with results.
 
-        Where the call raises, it is repeated for each task alone, since an engine that raises has
-        changed no slot (see engines.protocols): a request whose own call raises ends with that
-        error, and the others go on.
+        A call that raises is repeated for each task alone: it has changed no slot (see
+        engines.protocols).
         """
         now = self._called_s = self._clock.now()
         for task in tasks:

@@ -49,14 +49,11 @@ class ThinkerTask(PromptTask):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
-    text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
-    next_since_s: when its prompt became the next one to prefill, infinity before. stop, calls:
-    watches over its tokens; None where it has no stop string or tool. grammar: where its text is
-    in its grammar; None without one, and before the prefill, because the grammars' processes have
-    places for as many texts as there are slots. no_end: mask of all tokens but those that end the
-    text; None where any may come at any time. logits: the last call's, until a token is sampled
-    from them. full: it has reached its limit, and it is not known yet whether its grammar ends
-    there, too.
+    text tokens. next_since_s: when its prompt became the next one to prefill, infinity before.
+    grammar: None without one, and before the prefill: the grammars' processes have places for as
+    many texts as there are slots. no_end: mask of all tokens but those that end the text; None
+    where any may come. logits: the last call's, until a token is sampled from them. full: it has
+    reached its limit, and it is not known yet whether its grammar ends there, too.
     """
 
     def __init__(
@@ -111,9 +108,8 @@ class ThinkerTask(PromptTask):
     def has_space(self) -> bool:
         """True where the talker's and the caller's buffers have space for the next token.
 
-        The tokens that were held for a stop string or a call are put with it. The last of them may
-        be tokenised anew, to at most one token for each of its bytes. More than empty buffers take
-        is put nevertheless.
+        The tokens that were held for a stop string or a call are put with it, the last of them
+        perhaps tokenised anew.
         """
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
         tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
