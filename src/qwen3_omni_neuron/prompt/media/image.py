@@ -98,7 +98,7 @@ def _noted(said: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _image_errors(where: str, name: str) -> Iterator[None]:
     """Raise ImageError for any error."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         yield
@@ -106,8 +106,10 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
     except Exception as error:  # a broken file: the decoders' exceptions have no common class
+        # The message of this one has the address of an object.
+        why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
         raise ImageError(
-            f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
+            f"{where}: {name} is an image that is broken or cut short{why}. Save it again."
         ) from error
 
 
