@@ -33,7 +33,7 @@ from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.environment import NEFF_FOLDER, NeffCache
-from qwen3_omni_neuron.neuron.torchneuron.model_folder import expected_bytes
+from qwen3_omni_neuron.neuron.torchneuron.runtime import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, text, user

@@ -65,9 +65,7 @@ TORCHNEURON = Target(
     LIMITS,
     versions,
     compile_model=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_model"),
-    expected_bytes=LazyFunction(
-        "qwen3_omni_neuron.neuron.torchneuron.model_folder", "expected_bytes"
-    ),
+    expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.runtime", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
     environments=environments,
     require=require_torchneuron,

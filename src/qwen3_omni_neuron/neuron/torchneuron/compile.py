@@ -26,7 +26,7 @@ def compile_model(
 ) -> ModelRecord:
     """Compile a model into `folder`, which exists and is empty, in a process of its own.
 
-    Raises what neuron.torchneuron.model_folder.fill_folder raises, and OptionError for settings
+    Raises what neuron.torchneuron.runtime.fill_folder raises, and OptionError for settings
     that contradict TorchNeuron's.
     """
     started = time.monotonic()
@@ -36,7 +36,7 @@ def compile_model(
         each.mkdir()
     cores = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}
     set_before_import({**settings(neffs, local), **COMPILE_ONLY, **cores})
-    from qwen3_omni_neuron.neuron.torchneuron.model_folder import fill_folder
+    from qwen3_omni_neuron.neuron.torchneuron.runtime import fill_folder
 
     graphs = fill_folder(plan, model, folder, runtime)
     shutil.rmtree(local)
