@@ -14,8 +14,7 @@ from tqdm import tqdm
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.completion import SHELLS
-from qwen3_omni_neuron.cli.parsing import with_flags
-from qwen3_omni_neuron.cli.progress import bar_settings
+from qwen3_omni_neuron.cli.parsing import bar_settings, with_flags
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.options import LoadOptions

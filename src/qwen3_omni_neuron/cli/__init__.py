@@ -1,34 +1,123 @@
-"""The command line, `qwen3-omni-neuron VERB`: a file for each verb, or for two alike."""
+"""The command line, `qwen3-omni-neuron VERB`: a module for each verb, or for two alike."""
 
+import _thread
 import os
 import select
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from importlib import import_module
+from io import TextIOWrapper
+from typing import NoReturn
 
-from qwen3_omni_neuron.cli.ending import EndBySignal, leave, open_standard_files
 from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, with_flags
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
+from qwen3_omni_neuron.engines.process.child import kill_children
 from qwen3_omni_neuron.errors import ExitStatus, Qwen3OmniError
+
+END_S = 10.0  # time for the verb to clean up after a signal
+VERBS = {
+    "speak": ("speak", "answer a question in text and speech"),
+    "say": ("speak", "speak a text itself"),
+    "serve": ("serve", "answer over HTTP, as OpenAI's API does"),
+    "transcribe": ("transcribe", "write down the words of sound files"),
+    "compile": ("compile", "convert a checkpoint once, for one target"),
+    "inspect": ("inspect", "show what compile wrote, and verify it; or a checkpoint"),
+    "doctor": ("doctor", "report on this machine, to paste into an issue"),
+    "verify": ("verify", "compare a model with transformers, by stages"),
+    "completion": ("completion", "write a shell's completion of this command"),
+}
+"""Verbs, each with the module that has its `add_VERB`, and its help."""
 
 
 def run() -> NoReturn:
-    """Run the verb of this process's command line, and end the process with its exit status."""
-    ends = EndBySignal(serves=sys.argv[1:2] == ["serve"])
+    """Run the verb of this process's command line, and end the process with its exit status.
+
+    The first SIGTERM or Ctrl-C raises KeyboardInterrupt in the main thread, so that temporary files
+    are removed and processes end; later ones are ignored. END_S after it the process is ended,
+    whatever it does by then: the main thread may wait for one that is in a call without an end.
+    """
     status: int = ExitStatus.FAILED
+    signals = _Signals(serves=sys.argv[1:2] == ["serve"])
     try:
-        with ends:
-            open_standard_files()
-            status = main()
+        _open_standard_files()
+        status = main()
     except SystemExit as end:  # from argparse, which has printed what is wrong
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # a library may have made another exception of KeyboardInterrupt
-        if ends.status is None:
+        if signals.status is None:
             with suppress(OSError):  # nobody may read stderr either
                 traceback.print_exc()
-    leave(status if ends.status is None else ends.status)
+    signals.raises = False
+    _leave(status if signals.status is None else signals.status)
+
+
+class _Signals:
+    """Handler of SIGTERM and Ctrl-C; status: the exit status after a signal, None before."""
+
+    def __init__(self, serves: bool):
+        self.status: int | None = None
+        self.raises = True
+        self._statuses = {
+            signal.SIGTERM: ExitStatus.OK if serves else ExitStatus.TERMINATED,
+            signal.SIGINT: ExitStatus.OK if serves else ExitStatus.INTERRUPTED,
+        }
+        for number in self._statuses:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell's & sets it
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self.status is not None:
+            return
+        self.status = self._statuses[signal.Signals(number)]
+        # A destructor or a callback that the exception meets would print it.
+        sys.unraisablehook = lambda _: None
+        # Not a threading.Thread: the main thread may hold the locks of that module.
+        _thread.start_new_thread(_end_late, (self.status,))
+        if self.raises:
+            raise KeyboardInterrupt
+
+
+def _end_late(status: int) -> None:
+    time.sleep(END_S)
+    kill_children()
+    os._exit(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process and its child processes at once.
+
+    Not as the interpreter ends: it waits for threads, which may be in calls without an end, and
+    aborts where a daemon thread is in the code of a library such as torch.
+    """
+    for file in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            file.flush()
+    kill_children()
+    os._exit(status)
+
+
+def _open_standard_files() -> None:
+    """Open the null device as stdin, stdout or stderr where one is closed.
+
+    Otherwise a socket or a file of the verb gets its number, and whatever is printed. Bytes that
+    are not UTF-8, as in names of files, are read and written as Python's command line has them.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the least number that is free, which is this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, kept
+            setattr(sys, name, opened)
+    for file in (sys.stdin, sys.stdout):
+        if isinstance(file, TextIOWrapper):
+            file.reconfigure(errors="surrogateescape")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,29 +128,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         try:
-            return _run_verb(arguments)
+            return _run_verb(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_unread(sys.stdout):
-            raise
-        # The rest of stdout's buffer must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.UNREAD
+        with suppress(OSError, ValueError):  # closed, or of Python alone
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            if poll.poll(0):
+                # The rest of stdout's buffer must not be flushed at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return ExitStatus.UNREAD
+        raise
 
 
-def _is_unread(file: TextIO) -> bool:
-    """Return whether a file is a pipe or a socket whose reader is gone."""
-    try:
-        poll = select.poll()
-        poll.register(file.fileno(), 0)
-        return bool(poll.poll(0))
-    except (OSError, ValueError):  # closed, or of Python alone
-        return False
-
-
-def _run_verb(arguments: Sequence[str] | None) -> int:
-    parser = make_parser()
+def _run_verb(arguments: Sequence[str]) -> int:
+    parser = make_parser(next(iter(arguments), ""))
     parsed = parser.parse_args(arguments)
     if parsed.run is None:
         parser.print_help()
@@ -77,18 +159,11 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         return ExitStatus.INTERRUPTED
 
 
-def make_parser() -> CommandParser:
-    """Make the parser of the whole command line."""
-    # A signal is taken before these imports, which take a tenth of a second: see `run`.
-    from qwen3_omni_neuron.cli.compile import add_compile
-    from qwen3_omni_neuron.cli.completion import add_completion
-    from qwen3_omni_neuron.cli.doctor import add_doctor
-    from qwen3_omni_neuron.cli.inspect import add_inspect
-    from qwen3_omni_neuron.cli.serve import add_serve
-    from qwen3_omni_neuron.cli.speak import add_say, add_speak
-    from qwen3_omni_neuron.cli.transcribe import add_transcribe
-    from qwen3_omni_neuron.cli.verify import add_verify
+def make_parser(verb: str | None = None) -> CommandParser:
+    """Make the parser of the command line. verb: the only one that gets its arguments; None: all.
 
+    The module of a verb is imported with its arguments.
+    """
     parser = CommandParser(
         prog=PROGRAM,
         description="Qwen3-Omni listens, writes and speaks. VERB --help has flags and examples.",
@@ -97,21 +172,9 @@ def make_parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=version)
     parser.set_defaults(run=None)
     verbs = parser.add_subparsers(metavar="VERB")
-
-    add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
-    add_say(verbs.add_parser("say", help="speak a text itself"))
-    add_serve(verbs.add_parser("serve", help="answer over HTTP, as OpenAI's API does"))
-    add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
-    add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
-    add_inspect(
-        verbs.add_parser("inspect", help="show what compile wrote, and verify it; or a checkpoint")
-    )
-    add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
-    add_verify(verbs.add_parser("verify", help="compare a model with transformers, by stages"))
-    add_completion(
-        verbs.add_parser("completion", help="write a shell's completion of this command"),
-        make_parser,
-    )
-    for made in verbs.choices.values():
+    for name, (module, help_) in VERBS.items():
+        made = verbs.add_parser(name, help=help_)
         made.set_defaults(verb=made, given_files=())
+        if verb in (None, name):
+            getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(made)
     return parser

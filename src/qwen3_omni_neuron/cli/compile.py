@@ -16,8 +16,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     chosen_model,
     sizes,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser
-from qwen3_omni_neuron.cli.progress import add_quiet, bar_settings
+from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, TARGETS, find_target
 from qwen3_omni_neuron.compilation.plan import (

@@ -1,7 +1,7 @@
 """`qwen3-omni-neuron completion`: writes a shell's completion of this command line."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
@@ -16,15 +16,17 @@ SHELLS = {
 _FILES, _FOLDERS = ("FILE", "CONFIG", "PEM"), ("DIR", "DIR|ID", "PATH")
 
 
-def add_completion(parser: CommandParser, whole: Callable[[], CommandParser]) -> None:
-    """Add the verb's arguments. whole: makes the parser of the whole command line."""
-    parser.set_defaults(run=lambda parsed: _complete(parsed, whole()))
+def add_completion(parser: CommandParser) -> None:
+    """Add the verb's arguments."""
+    parser.set_defaults(run=_complete)
     parser.add_argument("shell", choices=list(SHELLS), help="shell that completes the command")
     parser.add_examples(*(f"completion {shell} > {file}" for shell, file in SHELLS.items()))
 
 
-def _complete(parsed: argparse.Namespace, parser: CommandParser) -> int:
+def _complete(parsed: argparse.Namespace) -> int:
     """Print the completion. Returns the exit status."""
+    from qwen3_omni_neuron.cli import make_parser
+
     try:
         import shtab
     except ImportError as error:
@@ -32,6 +34,7 @@ def _complete(parsed: argparse.Namespace, parser: CommandParser) -> int:
             f"completion needs shtab, which is not installed. Run: pip install '{PROGRAM}"
             "[completion]'."
         ) from error
+    parser = make_parser()
     for action in _actions(parser):
         if action.type is Path or action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # which shtab looks for

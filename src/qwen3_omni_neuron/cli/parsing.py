@@ -7,17 +7,17 @@ package before the verb runs.
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
 from qwen3_omni_neuron.removed import FLAGS, OPTIONS, VERBS, removed
 
 PROGRAM = "qwen3-omni-neuron"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+REDRAW_S, LINE_S = 0.1, 30.0  # of a bar on a terminal, and of lines elsewhere
+_LINE = "{desc}{n_fmt}{unit} of {total_fmt}{unit} after {elapsed}"  # "?" for an unknown total
 # Advice about a medium of another kind.
 _ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
-_FEW_FLAGS = 8  # a usage line with more of them is not read
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -35,14 +35,13 @@ class CommandParser(argparse.ArgumentParser):
         shown = "\n".join(f"  {PROGRAM} {command}" for command in commands)
         self.epilog = f"examples:\n{shown}"
 
-    def format_usage(self) -> str:
-        """Return the usage in one line where there are many flags."""
-        self._shorten_usage()
-        return super().format_usage()
-
     def format_help(self) -> str:
-        """Return the help. See `format_usage`."""
-        self._shorten_usage()
+        """Return the help, whose usage has no flags: they are listed below it."""
+        positional = "".join(
+            f" [{a.metavar or a.dest}]" if a.nargs in ("?", "*") else f" {a.metavar or a.dest}"
+            for a in self._get_positional_actions()
+        )
+        self.usage = f"%(prog)s [options]{positional}"
         return super().format_help()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -79,15 +78,6 @@ class CommandParser(argparse.ArgumentParser):
         """Write a message. argparse would hide that nobody reads it."""
         (file or sys.stderr).write(message)
 
-    def _shorten_usage(self) -> None:
-        count = sum(bool(action.option_strings) for action in self._actions)
-        if self.usage is None and count > _FEW_FLAGS:
-            formatter = self._get_formatter()
-            formatter.add_usage(None, self._get_positional_actions(), [], prefix="")
-            plain = _COLOUR.sub("", formatter.format_help())  # Python 3.14 colours it
-            words = " ".join(plain.split()).removeprefix(self.prog)
-            self.usage = f"%(prog)s [options]{words}"
-
 
 def _flags_of(verb: CommandParser) -> dict[str, str]:
     """Return the flags of a verb by the names that they have in errors of the package."""
@@ -120,3 +110,32 @@ def with_flags(message: str, verb: CommandParser, files: Iterable[GivenFile] = (
     flags_of = _flags_of(verb)
     pattern = rf"(?<![\w.\"'`/-])({'|'.join(flags_of)})(?![\w=\"'`/-]|\.\w)"
     return re.sub(pattern, lambda found: flags_of[found[1]], message)
+
+
+class _Lines:
+    """File for tqdm, of which each redraw that shows something new becomes a line of stderr."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def write(self, text: str) -> None:
+        """Write what is drawn, without the movements of a terminal's cursor."""
+        drawn = text.strip("\r\n ")
+        if drawn not in ("", self._last):
+            self._last = drawn
+            print(drawn, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Do nothing: each line is flushed."""
+
+
+def add_quiet(parser: CommandParser) -> None:
+    """Add --quiet to a verb that shows its progress."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def bar_settings(quiet: bool) -> Mapping[str, Any]:
+    """Return arguments of tqdm for a bar that is drawn so, or not at all."""
+    if quiet or sys.stderr.isatty():
+        return {"file": sys.stderr, "mininterval": REDRAW_S, "disable": quiet}
+    return {"file": _Lines(), "mininterval": LINE_S, "maxinterval": LINE_S, "bar_format": _LINE}

@@ -17,8 +17,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     model_or_shipped,
     option_value,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, with_flags
-from qwen3_omni_neuron.cli.progress import add_quiet
+from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, add_quiet, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
 
