@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,15 @@ from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import (
     add_checkpoint_argument,
     add_option,
-    boolean,
     chosen_model,
     sizes,
 )
 from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet, bar_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, TARGETS, find_target
+from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, find_target
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
     SETTINGS,
-    TargetLimits,
     make_plan,
     models_of,
 )
@@ -55,22 +53,22 @@ def add_compile(parser: CommandParser) -> None:
     )
     kinds: dict[Any, tuple[Any, str | None]] = {
         int: (int, "N"),
-        bool: (boolean, "BOOL"),
         str: (str, None),
         tuple[int, ...]: (sizes, "N,N,..."),
         Degrees: (str, "N|PART=N,..."),
     }
     for name, setting in SETTINGS.items():
         kind, metavar = kinds[setting.type]
-        words = "; ".join(filter(None, (setting.help, _values(name))))
+        words = (
+            setting.help if "default" in setting.help else f"{setting.help}; default: the target's"
+        )
         parser.add_argument(setting.flag, type=kind, dest=name, metavar=metavar, help=words)
-    instances = dict.fromkeys(name for t in TARGETS.values() for name in t.limits.tp if name)
     parser.add_argument(
         "--instance",
         metavar="TYPE",
-        help=f"machine that sets the default of --tp: {', '.join(instances)}; default: the first "
-        "one. With --dry-run: the machine to judge the plan on; default: the smallest with the "
-        "cores that --tp needs, or without --tp a small and a large one",
+        help="machine that sets the default of --tp, such as trn2.3xlarge. With --dry-run: the "
+        "machine to judge the plan on; default: the smallest with the cores that --tp needs, or "
+        "without --tp a small and a large one",
     )
     parser.add_argument(
         "--only",
@@ -80,38 +78,6 @@ def add_compile(parser: CommandParser) -> None:
         help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
     add_quiet(parser)
-
-
-def _values(name: str) -> str:
-    """Return the values of a setting, or its default for each target that has one."""
-    limits = [target.limits for target in TARGETS.values()]
-    if name == "target":
-        dry = DRY_RUN_TARGETS[0]
-        return f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {dry} for a --dry-run"
-    if name == "dtype":
-        return f"auto, {', '.join(dict.fromkeys(dtype for one in limits for dtype in one.dtypes))}"
-    if name == "predictor_dtype":
-        return f"auto or {_predictor_dtypes(limits)}; default: the first one"
-    defaults = {
-        one.target: {
-            "tp": (next(iter(one.tp.values())),),
-            "lnc": one.core_sizes[:1],
-            "predictor_top_k": (one.predictor_top_k,),
-            **one.sizes,
-        }.get(name, ())
-        for one in limits
-    }
-    return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in defaults.items() if of)
-
-
-def _predictor_dtypes(limits: Sequence[TargetLimits]) -> str:
-    """Return the values of --predictor-dtype by target and dtype, where there are several."""
-    by_values: dict[str, list[str]] = {}
-    for limit in limits:
-        for dtype, values in limit.predictor_dtypes.items():
-            if dtype in limit.dtypes:
-                by_values.setdefault(", ".join(values), []).append(f"{limit.target} {dtype}")
-    return "; ".join(f"{values} ({', '.join(of)})" for values, of in by_values.items())
 
 
 def _compile(parsed: argparse.Namespace) -> int:

@@ -64,10 +64,15 @@ class CompilePlan:
 
     model: Path
     chunked_prefill: bool
-    target: str = option(MISSING, "machine that runs the tree")
+    target: str = option(
+        MISSING,
+        "cpu, torchneuron or neuron; default: cpu, and torchneuron for a dry run",
+    )
     tp: Degrees = option(MISSING, "cores that share a part's weights; one number is for all parts")
     lnc: int = option(MISSING, "physical cores a logical one")
-    dtype: str = option(MISSING, "numbers of weights")
+    dtype: str = option(
+        MISSING, "numbers of weights: auto, or one that the target has; default: auto"
+    )
     max_concurrency: int = option(MISSING, "slots, the requests at a time; default: 8")
     context_length: int = option(MISSING, "positions of a slot's KV cache; default: 8192")
     talker_context_length: int = option(MISSING, "the talker's; default: 4105 more")
@@ -80,7 +85,9 @@ class CompilePlan:
     chunk_frames: tuple[int, ...] = option(MISSING, "frames the vocoder decodes")
     predictor_top_k: int = option(MISSING, "largest of a request, 0: any")
     mixed_arithmetic: str = "float32"
-    predictor_dtype: str = option(SAME, "numbers of the code predictor")
+    predictor_dtype: str = option(
+        SAME, "numbers of the code predictor: auto, same, mixed or float32; default: auto"
+    )
     compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()
 
