@@ -150,6 +150,8 @@ def fork_children(connection: int, imported: Sequence[str]) -> None:
         os.setsid()
     if order["nested"]:
         _become_warm()
+    # As Python has it at its start, whatever the template inherited: nohup ignores it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN if order["ignores"] else signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, order["mask"])
     _run(*order["program"])
 
@@ -232,6 +234,7 @@ class WarmPopen(_USUAL):
             "cwd": str(given["cwd"] or Path.cwd()),
             "cores": os.sched_getaffinity(0),
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "ignores": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "pass_fds": tuple(given["pass_fds"]),
             "start_new_session": given["start_new_session"],
             "nested": self.nests and template.nested,

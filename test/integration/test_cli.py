@@ -431,12 +431,6 @@ def test_the_examples_of_the_help_run(
     assert not Path("CHECKPOINT").exists()
 
 
-def test_an_unknown_flag_is_a_wrong_command_line() -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["speak", "Hello", "--colour", "red"])
-    assert caught.value.code == 2
-
-
 def test_every_exit_status_stands_in_the_table_of_the_documents() -> None:
     """And no other: the table is the only list of them."""
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")

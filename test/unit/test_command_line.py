@@ -2,19 +2,17 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tqdm import tqdm
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.completion import SHELLS
-from qwen3_omni_neuron.cli.parsing import bar_settings, with_flags
+from qwen3_omni_neuron.cli.parsing import with_flags
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.options import LoadOptions
@@ -313,39 +311,3 @@ def test_inspect_shows_a_checkpoint_as_json(capsys: pytest.CaptureFixture[str]) 
     assert main(["inspect", str(SPEAKING_CHECKPOINT), "--json"]) == ExitStatus.OK
     shown = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in shown["tensors"]} >= {"thinker", "talker", "code2wav"}
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    for quiet in (True, False):
-        with tqdm(total=4000, unit="B", unit_scale=True, **bar_settings(quiet)) as bar:
-            bar.set_description("thinker", refresh=False)
-            bar.update(4000)
-        assert not (quiet and capsys.readouterr().err)
-    shown = capsys.readouterr().err
-    assert ("\r" in shown) == terminal
-    if not terminal:
-        assert re.fullmatch(
-            r"0.00B of 4.00kB after .*\nthinker: 4.00kB of 4.00kB after .*\n", shown
-        )
-
-
-@pytest.mark.parametrize(
-    ("total", "done", "last"), [(None, 2500, "2.50kB of ?B"), (0, 0, "0.00B of 0.00B")]
-)
-def test_lines_of_progress_say_what_is_done_and_none_is_repeated(
-    total: int | None,
-    done: int,
-    last: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    with tqdm(total=total, unit="B", unit_scale=True, **bar_settings(quiet=False)) as bar:
-        bar.update(done)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith(f"{last} after ")
-    assert len(lines) == len(set(lines))

@@ -123,22 +123,19 @@ def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
         assert f'"{name}"' in reported[number]
 
 
-@pytest.mark.parametrize("option", LOAD_OPTIONS.values(), ids=lambda option: option.name)
-def test_a_default_of_a_load_is_in_range(option: Any) -> None:
-    option.check(option.default)
-    if option.values is not None:
-        with pytest.raises(OptionError, match=f"{option.name} must be .*, got b"):
-            LoadOptions.parse({option.name: b""})
-
-
-@pytest.mark.parametrize("option", REQUEST_OPTIONS, ids=lambda option: option.name)
-def test_a_default_is_in_range_and_none_only_where_it_is_the_default(option: Any) -> None:
-    option.check(option.default)
-    if option.default is None:
-        assert option.shown != "none"
-    else:
-        with pytest.raises(OptionError, match=f"{option.name} must be .*, got None"):
-            RequestOptions.parse({option.name: None})
+def test_a_default_is_in_range_and_none_only_where_it_is_the_default() -> None:
+    for option in LOAD_OPTIONS.values():
+        option.check(option.default)
+        if option.values is not None:
+            with pytest.raises(OptionError, match=f"{option.name} must be .*, got b"):
+                LoadOptions.parse({option.name: b""})
+    for option in REQUEST_OPTIONS:
+        option.check(option.default)
+        if option.default is None:
+            assert option.shown != "none"
+        else:
+            with pytest.raises(OptionError, match=f"{option.name} must be .*, got None"):
+                RequestOptions.parse({option.name: None})
 
 
 def test_the_command_line_has_a_flag_for_every_option() -> None:

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     chosen_model,
     sizes,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet, bar_settings
+from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, find_target
 from qwen3_omni_neuron.compilation.plan import (
@@ -186,8 +186,9 @@ class _Bar(Progress):
             for model, reason in reasons.items():
                 print(f"{model}: to be compiled, {reason}", file=sys.stderr)
         self._expected = expected_bytes
-        total, settings = sum(expected_bytes.values()), bar_settings(self._quiet)
-        self._bar = tqdm(total=total, unit="B", unit_scale=True, **settings)
+        hidden = self._quiet or not sys.stderr.isatty()
+        total = sum(expected_bytes.values())
+        self._bar = tqdm(total=total, unit="B", unit_scale=True, disable=hidden)
 
     def advances(self, model: str, written_bytes: int) -> None:
         self._bar.set_description(model, refresh=False)

@@ -7,15 +7,13 @@ package before the verb runs.
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
 from qwen3_omni_neuron.removed import FLAGS, OPTIONS, VERBS, removed
 
 PROGRAM = "qwen3-omni-neuron"
-REDRAW_S, LINE_S = 0.1, 30.0  # of a bar on a terminal, and of lines elsewhere
-_LINE = "{desc}{n_fmt}{unit} of {total_fmt}{unit} after {elapsed}"  # "?" for an unknown total
 # Advice about a medium of another kind.
 _ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
 
@@ -112,30 +110,6 @@ def with_flags(message: str, verb: CommandParser, files: Iterable[GivenFile] = (
     return re.sub(pattern, lambda found: flags_of[found[1]], message)
 
 
-class _Lines:
-    """File for tqdm, of which each redraw that shows something new becomes a line of stderr."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def write(self, text: str) -> None:
-        """Write what is drawn, without the movements of a terminal's cursor."""
-        drawn = text.strip("\r\n ")
-        if drawn not in ("", self._last):
-            self._last = drawn
-            print(drawn, file=sys.stderr, flush=True)
-
-    def flush(self) -> None:
-        """Do nothing: each line is flushed."""
-
-
 def add_quiet(parser: CommandParser) -> None:
     """Add --quiet to a verb that shows its progress."""
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def bar_settings(quiet: bool) -> Mapping[str, Any]:
-    """Return arguments of tqdm for a bar that is drawn so, or not at all."""
-    if quiet or sys.stderr.isatty():
-        return {"file": sys.stderr, "mininterval": REDRAW_S, "disable": quiet}
-    return {"file": _Lines(), "mininterval": LINE_S, "maxinterval": LINE_S, "bar_format": _LINE}

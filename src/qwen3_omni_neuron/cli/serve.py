@@ -69,38 +69,29 @@ def add_serve(parser: CommandParser) -> None:
 
 def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
-    others = sorted(
-        _flag(name)
-        for name, value in vars(parsed).items()
-        if name != "ray" and value != parser.get_default(name)
-    )
-    if parsed.ray is not None and others:
-        parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
+    own = [
+        action.option_strings[0]
+        for action in parser._actions
+        if action.dest != "ray" and getattr(parsed, action.dest, action.default) != action.default
+    ]
+    if parsed.ray is not None and own:
+        parser.error(f"{parsed.ray} has everything, leave out {', '.join(sorted(own))}")
+    model = model_or_shipped(parsed)
     try:
-        import fastapi  # noqa: F401
-        import httptools  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import pybase64  # noqa: F401
-        import pydantic  # noqa: F401
-        import uvicorn  # noqa: F401
-        import websockets  # noqa: F401
-
         if parsed.ray is not None:
             import ray.serve  # noqa: F401
+
+            from qwen3_omni_neuron.serving.fleet.settings import run_config
+
+            run_config(parsed.ray)
+        from qwen3_omni_neuron.serving import logs
+        from qwen3_omni_neuron.serving.server import Server
     except ImportError as error:
         extra = "serve" if parsed.ray is None else "ray"
         raise NotInstalledError(
             f"the server needs {error.name}, which is not installed. Run: "
             f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
-    if parsed.ray is not None:
-        from qwen3_omni_neuron.serving.fleet.settings import run_config
-
-        run_config(parsed.ray)
-    model = model_or_shipped(parsed)
-    from qwen3_omni_neuron.serving import logs
-    from qwen3_omni_neuron.serving.server import Server
-
     given = {n: value for n, value in vars(parsed).items() if n in flags()}
     given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
@@ -122,12 +113,6 @@ def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
     omni = load_and_answer(model, **load)
     introduce(omni.info)
     return omni
-
-
-def _flag(name: str) -> str:
-    """Return the flag of an argument of the verb."""
-    setting = flags().get(name)
-    return setting.flag if setting else f"--{name.replace('_', '-')}"
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

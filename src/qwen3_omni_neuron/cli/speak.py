@@ -55,7 +55,7 @@ def add_speak(parser: CommandParser) -> None:
             action="append",
             dest="media",
             default=[],
-            type=partial(_media_file, media),
+            type=partial(lambda kind, file: (kind, file), media),
             metavar="FILE",
             help=f"{what} of the question; repeatable, in order",
         )
@@ -146,10 +146,6 @@ def _check_medium(kind: str, file: str, where: str) -> None:
         open_audio({"audio": file}, where)
     else:
         read_format(file, where, "image" if kind == "image" else "video")
-
-
-def _media_file(kind: str, file: str) -> tuple[str, str]:
-    return kind, file
 
 
 def _given_options(parsed: argparse.Namespace) -> dict[str, Any]:
