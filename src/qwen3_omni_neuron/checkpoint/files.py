@@ -58,9 +58,9 @@ _HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 def resolve_checkpoint(model_path: str | Path) -> Path:
     """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
 
-    A hub id is downloaded, or taken from the local cache when the hub can't be reached.
-    Raises CheckpointError when there is neither a folder nor a download, and, before weights are
-    downloaded, for a checkpoint of another model, or quantised by a method that is not read.
+    A hub id is downloaded, or taken from the local cache when the hub can't be reached. Raises
+    CheckpointError where neither is found, and, before weights are downloaded, for a checkpoint of
+    another model, or quantised by a method that is not read.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece
-from qwen3_omni_neuron.errors import CheckpointError, printable
+from qwen3_omni_neuron.errors import CheckpointError
 
 LISTED_NAMES = 12  # names that an error lists; the rest are counted
-_NAME_CHARACTERS = 200  # the longest released names have 80
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,8 @@ def converted(
             if not isinstance(kept, torch.dtype):
                 stored = (reader.dtype(piece.name) for piece in pieces)
                 kept = kept(target, reduce(torch.promote_types, stored))
-            # One stored tensor fits before there is memory for all of them.
-            first, *others = pieces
-            stored_first = reader.tensor(first.name)
-            fitting(parameters[target], first, stored_first)
             tensor = torch.empty(parameters[target].shape, dtype=kept)
-            copy_piece(tensor, first, stored_first)
-            for piece in others:
+            for piece in pieces:
                 copy_piece(tensor, piece, reader.tensor(piece.name))
             reader.trim()
             yield target, tensor
@@ -128,8 +122,9 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
     ):
         if names:
             more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
-            listed = ", ".join(printable(name, _NAME_CHARACTERS) for name in names[:LISTED_NAMES])
-            problems.append(f"{problem} {len(names)} parameters: {listed}{more}")
+            problems.append(
+                f"{problem} {len(names)} parameters: {', '.join(names[:LISTED_NAMES])}{more}"
+            )
     if problems:
         raise CheckpointError(
             f"The checkpoint {'; it '.join(problems)}. Its config.json and its shards don't "
