@@ -206,6 +206,8 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
 
     A short prompt of one owner is computed between two chunks of another one's long prompt.
     """
+    if len(waiting) < 2:
+        return list(waiting)
     served_s: dict[Owner, float] = {}
     for task in tasks:
         owner = task.live.owner
