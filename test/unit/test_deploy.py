@@ -127,7 +127,7 @@ def test_a_pod_serves_by_flags_and_paths_that_exist(path: Path) -> None:
     service = of_kind(path, "Service")["spec"]
     assert {port["targetPort"] for port in service["ports"]} == names
     mounts = {mount["mountPath"] for mount in serve["volumeMounts"]}
-    for file in filter(None, (str(flags.api_keys), flags.model, flags.compiled)):
+    for file in filter(None, (str(flags.api_keys), flags.model, flags.compiled_path)):
         assert any(file.startswith(f"{mount}/") for mount in mounts), file
 
 
