@@ -32,14 +32,14 @@ def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch: pytest.Monkey
 def test_the_report_has_the_machine_and_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    required = ['nothing-has-this-name>=1; extra == "heic"']
+    required = ['nothing-has-this-name>=1; extra == "video"']
     monkeypatch.setattr(metadata, "requires", {PACKAGE: required}.get)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-7")
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    install = "`pip install 'qwen3-omni-neuron[heic]'`"
-    assert f"| heic | nothing-has-this-name>=1 | {install} |" in lines
-    for extra in set(EXTRAS) - {"heic"}:
+    install = "`pip install 'qwen3-omni-neuron[video]'`"
+    assert f"| video | nothing-has-this-name>=1 | {install} |" in lines
+    for extra in set(EXTRAS) - {"video"}:
         assert f"| {extra} | nothing | |" in lines
     assert any(line.startswith("| CPU | ") and line.endswith(" cores |") for line in lines)
     assert any(line.startswith("| memory | ") and "GB available" in line for line in lines)
@@ -47,4 +47,4 @@ def test_the_report_has_the_machine_and_names_what_is_missing(
     assert cli.main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == ["machine", "packages", "extras", "neuron"]
-    assert report["extras"]["heic"] == ["nothing-has-this-name>=1"]
+    assert report["extras"]["video"] == ["nothing-has-this-name>=1"]
