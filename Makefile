@@ -5,6 +5,7 @@
 # make test-all          this and test-ray with the cases that others show, too, in another size, type or
 #                        stage: a part of a release
 # make chromium          Debian's Chromium for the tests of the page, where it may be installed
+# make nginx             Debian's nginx for the tests behind a proxy, where it may be installed
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
 # make test-aarch64-wheel
@@ -96,7 +97,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_pro
 # Of its file the one test that lowers: the others, which `make test-nxdi` runs, need a later torch.
 NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses
 
-.PHONY: demo serve check test test-all chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve check test test-all chromium nginx test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino bench-released
 .PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
 
@@ -128,6 +129,12 @@ chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || \
 	    echo "chromium: not installed here, the tests of the page will be skipped."
+
+# Without it the hostile kinds of slow and malformed HTTP are skipped, and say so.
+nginx:
+	@command -v nginx >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light; } || \
+	    echo "nginx: not installed here, the tests behind a proxy will be skipped."
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
