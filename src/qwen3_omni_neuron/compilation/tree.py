@@ -10,6 +10,7 @@ from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import (
+    SAME,
     SETTINGS,
     CompilePlan,
     cores_of_stages,
@@ -88,7 +89,9 @@ def _plan(
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
     """Make the plan of a manifest. Settings of other versions are left to the check of versions."""
-    settings = {name: value for name, value in manifest_plan.items() if name in SETTINGS}
+    # A manifest of an earlier version lacks predictor_dtype, which was "same".
+    settings: dict[str, Any] = {"predictor_dtype": SAME}
+    settings |= {name: value for name, value in manifest_plan.items() if name in SETTINGS}
     name = settings.pop("target", None)
     if (target := targets.get(name)) is None:
         raise ArtifactError(
