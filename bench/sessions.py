@@ -25,8 +25,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, AudioChunk, Qwen3Omni, Speech
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.events import Event, Finished
-from qwen3_omni_neuron.prompt.media.clip import GrowingClip
-from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
+from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip, MelSettings
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, Reply, mean_pace
 from testing.command_line import Figures, Row, parser_of, run
 from testing.headlines import headline

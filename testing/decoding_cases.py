@@ -14,7 +14,7 @@ from PIL import Image
 from qwen3_omni_neuron.helpers.job import MIB, Admit, Decoded, Job
 from qwen3_omni_neuron.helpers.job import admit_all as admitted
 from qwen3_omni_neuron.helpers.media import DecodingPool
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
+from qwen3_omni_neuron.prompt.media.pixels import MediaSettings, Sizes
 from testing.decoding_faults import MODULE
 from testing.media_cases import noise_image
 from testing.subprocesses import children

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
-from qwen3_omni_neuron.prompt.media.item_fields import ITEM_FIELDS
+from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS
 from qwen3_omni_neuron.serving.openai.fields import (
     HONOURED_AS,
     NO_EFFECT,

@@ -8,9 +8,7 @@ import torch
 from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, Grid, PixelSettings, Visual
-from qwen3_omni_neuron.prompt.positions import rope_positions
-from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.prompt.row_keys import RowKeys
+from qwen3_omni_neuron.prompt.prompt import Prompt, RowKeys, TalkerPrompt, rope_positions
 
 
 def prompt_of(token_ids: torch.Tensor) -> Prompt:

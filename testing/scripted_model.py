@@ -18,7 +18,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
     Timings,
 )
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings, Sizes
+from qwen3_omni_neuron.prompt.media.pixels import MediaSettings, Sizes
 
 
 class ScriptedModel:

@@ -10,7 +10,7 @@ import torch
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt.row_keys import prompt_keys
+from qwen3_omni_neuron.prompt.prompt import prompt_keys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream

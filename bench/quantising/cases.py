@@ -38,8 +38,7 @@ from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.talker import TalkerModel, media_mask
 from qwen3_omni_neuron.model.thinker import ThinkerModel
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
-from qwen3_omni_neuron.prompt.positions import rope_positions
-from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.prompt import Prompt, rope_positions
 from testing.teacher_forcing import teacher_forced_logits
 
 SPEAKERS = ("chelsie", "ethan", "aiden")

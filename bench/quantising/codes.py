@@ -14,7 +14,7 @@ from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, to
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.talker import TalkerModel
-from qwen3_omni_neuron.prompt.positions import rope_positions
+from qwen3_omni_neuron.prompt.prompt import rope_positions
 from testing.command_line import Row
 
 PROMPT_ROWS = 9

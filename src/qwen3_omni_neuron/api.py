@@ -44,16 +44,15 @@ from qwen3_omni_neuron.options import (
     check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
+from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
 from qwen3_omni_neuron.prompt.messages import (
     Conversation,
+    Truncation,
     check_characters,
 )
 from qwen3_omni_neuron.prompt.pieces import cut
-from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
+from qwen3_omni_neuron.prompt.prompt import NO_KEYS, Prompt, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file
-from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply

@@ -30,13 +30,18 @@ from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import AudioItem
-from qwen3_omni_neuron.prompt.messages import Conversation, MessageReader, messages_of, read_tools
+from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip
+from qwen3_omni_neuron.prompt.messages import (
+    Conversation,
+    MessageReader,
+    Truncation,
+    messages_of,
+    read_tools,
+)
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.stored import pack
-from qwen3_omni_neuron.prompt.truncation import Truncation
 from qwen3_omni_neuron.prompt.turns import (
     ROUNDING_S,
     Reply,

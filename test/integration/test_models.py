@@ -18,7 +18,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import apply_rotary
-from qwen3_omni_neuron.prompt.positions import rope_positions
+from qwen3_omni_neuron.prompt.prompt import rope_positions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
 from testing.teacher_forcing import teacher_forced_logits

@@ -76,8 +76,8 @@ def test_the_server_knows_the_public_api_alone() -> None:
     # their sizes, and the room that they share.
     modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
     modules += ("runtime.tool_calls", "prompt.media.windows")
-    modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.item_fields")
-    modules += ("prompt.media.sizes",)
+    modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.fields")
+    modules += ("prompt.media.pixels",)
     known = {f"{NAME}.{name}" for name in modules}
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:

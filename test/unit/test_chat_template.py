@@ -7,8 +7,7 @@ import pytest
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import ChatTemplate, Tokenizer
 
 TEMPLATES = (
     "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}.",

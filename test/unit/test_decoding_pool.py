@@ -242,8 +242,8 @@ def test_close_ends_all_and_leaves_nothing(
 def test_all_ends_with_a_parent_that_is_killed() -> None:
     script = (
         "import asyncio\n"
-        "from qwen3_omni_neuron.prompt.media.sizes import MediaSettings\n"
-        "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
+        "from qwen3_omni_neuron.prompt.media.pixels import MediaSettings\n"
+        "from qwen3_omni_neuron.prompt.media.pixels import Sizes\n"
         "from qwen3_omni_neuron.helpers.job import Job\n"
         "from qwen3_omni_neuron.helpers.media import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"

@@ -30,7 +30,7 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from qwen3_omni_neuron import removed
 from qwen3_omni_neuron.errors import InputError, MessageError
-from qwen3_omni_neuron.prompt.media.item_fields import DETAILS, ITEM_FIELDS, fields_of
+from qwen3_omni_neuron.prompt.media.fields import DETAILS, ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.model.kv_cache import (
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.prompt.positions import rope_positions
+from qwen3_omni_neuron.prompt.prompt import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models

@@ -12,11 +12,12 @@ from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.media.clip import Clip, features
 from qwen3_omni_neuron.prompt.media.log_mel import (
     BLOCK_FRAMES,
+    Clip,
     LogMelStream,
     MelSettings,
+    features,
     log_mel,
     mel_filters,
     scaled,

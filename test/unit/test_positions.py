@@ -5,7 +5,7 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.positions import MediaRun, rope_positions
+from qwen3_omni_neuron.prompt.prompt import MediaRun, rope_positions
 from qwen3_omni_neuron.verification.oracle import Reference, media_inputs
 from testing.media_cases import CASES, Case
 

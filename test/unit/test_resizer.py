@@ -15,8 +15,13 @@ from qwen3_omni_neuron.errors import (
     ImageError,
     VideoError,
 )
-from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual
-from qwen3_omni_neuron.prompt.media.sizes import Grid, SizeLimits, VisualSize
+from qwen3_omni_neuron.prompt.media.pixels import (
+    Grid,
+    PixelSettings,
+    SizeLimits,
+    Visual,
+    VisualSize,
+)
 from testing.tiny.sizes import read_text
 
 PATCH, MERGE, TOGETHER = 16, 2, 2

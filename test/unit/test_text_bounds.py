@@ -17,10 +17,8 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.prompt import builder, messages, pieces, tokenizer
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.literal_text import LiteralText
 from qwen3_omni_neuron.prompt.pieces import cut
-from qwen3_omni_neuron.prompt.tokenizer import LeastTokens, Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import ChatTemplate, LeastTokens, LiteralText, Tokenizer
 
 CONTEXT = 4096
 HUGE = "word and " * 1_000_000

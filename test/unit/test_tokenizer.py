@@ -13,8 +13,7 @@ from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import ChatTemplate, Tokenizer
 from testing.imports import ROOT
 from testing.repeats import examples
 from testing.tiny.sizes import read_text

@@ -12,8 +12,8 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
+from qwen3_omni_neuron.prompt.messages import ConversationPart, Truncation, split
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
-from qwen3_omni_neuron.prompt.truncation import ConversationPart, Truncation, split
 from testing.media_cases import CASES, assistant, audio, image, noise_image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
 from testing.repeats import examples

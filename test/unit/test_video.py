@@ -16,7 +16,7 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
-from qwen3_omni_neuron.prompt.media.video_times import (
+from qwen3_omni_neuron.prompt.media.video_file import (
     Sampling,
     frames_to_sample,
 )

@@ -198,7 +198,7 @@ def test_null_is_no_value() -> None:
     ids=str,
 )
 def test_what_the_file_does_not_have_is_refused(item: dict[str, Any], said: str) -> None:
-    """A value that is wrong for any file is refused before: see prompt.media.item_fields."""
+    """A value that is wrong for any file is refused before: see prompt.media.fields."""
     with pytest.raises(VideoError, match=f"^here.*{said}"):
         load(**item)
 

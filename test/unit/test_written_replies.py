@@ -8,7 +8,7 @@ import pytest
 
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult
-from qwen3_omni_neuron.prompt.row_keys import NO_KEYS
+from qwen3_omni_neuron.prompt.prompt import NO_KEYS
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.simulation import Simulation, finish

@@ -14,8 +14,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.prompt.row_keys import PromptKeys, RowKeys
+from qwen3_omni_neuron.prompt.prompt import Prompt, PromptKeys, RowKeys, TalkerPrompt
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream

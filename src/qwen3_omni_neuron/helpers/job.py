@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qwen3_omni_neuron.errors import AudioError, ImageError, InputError, VideoError
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
+from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
 
 Kind = Literal["audio", "image", "video"]
 ERRORS: Mapping[str, type[InputError]] = {

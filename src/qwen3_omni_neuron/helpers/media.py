@@ -26,7 +26,7 @@ from qwen3_omni_neuron.helpers.job import (
     admit_all,
 )
 from qwen3_omni_neuron.helpers.pool import PIECE_BYTES, Child, ChildError, Limits, Pool
-from qwen3_omni_neuron.prompt.media.sizes import SIZE_FIELDS
+from qwen3_omni_neuron.prompt.media.pixels import SIZE_FIELDS
 
 logger = logging.getLogger(__name__)
 FORK_SERVER = "qwen3_omni_neuron.helpers.media_work"

@@ -21,8 +21,7 @@ from qwen3_omni_neuron.helpers.job import Job, Measured
 from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
-from qwen3_omni_neuron.prompt.media.pixels import resize
-from qwen3_omni_neuron.prompt.media.sizes import SizeLimits, VisualSize
+from qwen3_omni_neuron.prompt.media.pixels import SizeLimits, VisualSize, resize
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
 
 NICENESS = 5

@@ -19,9 +19,6 @@ from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
-from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
-from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
-from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
 from qwen3_omni_neuron.prompt.media.fields import ignore
 from qwen3_omni_neuron.prompt.media.items import (
     AudioItem,
@@ -30,30 +27,34 @@ from qwen3_omni_neuron.prompt.media.items import (
     MediaLoader,
     VideoItem,
 )
-from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings
-from qwen3_omni_neuron.prompt.media.sizes import MediaSettings
+from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip, MelSettings, features
+from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, MediaSettings, PixelSettings
 from qwen3_omni_neuron.prompt.messages import (
     Check,
     Conversation,
+    ConversationPart,
     Messages,
+    Truncation,
     check_characters,
+    kept_messages,
     read_messages,
     read_tools,
+    split,
 )
-from qwen3_omni_neuron.prompt.positions import (
+from qwen3_omni_neuron.prompt.prompt import (
     MediaRun,
     Placed,
+    Prompt,
+    TalkerPrompt,
     rope_positions,
     talker_positions,
 )
-from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.prompt.truncation import (
-    ConversationPart,
-    Truncation,
-    kept_messages,
-    split,
+from qwen3_omni_neuron.prompt.tokenizer import (
+    AT_ONCE,
+    ChatTemplate,
+    LiteralText,
+    SpecialNames,
+    Tokenizer,
 )
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}

@@ -1,22 +1,31 @@
 """A checkpoint's byte-level BPE tokenizer, read from its files; lower bounds of token counts."""
 
+import json
 import math
 import re
+import secrets
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unicodedata import is_normalized
 
 import numpy as np
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from qwen3_omni_neuron.checkpoint.json_files import read_bytes, read_json, reason
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.checkpoint.json_files import read_bytes, read_json, read_text, reason
+from qwen3_omni_neuron.errors import CheckpointError, format_value
+from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS
 
 # Contractions, words, single digits, punctuation, line ends and blanks: in every release of Qwen2.
 _PIECES = (
@@ -276,3 +285,222 @@ def _symbols() -> list[str]:
     printable = set(pre_tokenizers.ByteLevel.alphabet())
     others = iter(range(256, 512))
     return [chr(b) if chr(b) in printable else chr(next(others)) for b in range(256)]
+
+
+ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
+
+
+class SpecialNames:
+    """Names of a tokenizer's special tokens, with the patterns that find them in texts.
+
+    any, ids: pattern of all names, and the token ids of each. marked: pattern of the names that are
+    words in a caller's text. heads, tails: beginnings and ends of these names; a text that ends
+    with a head or begins with a tail may form a name when it is joined to another text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
+        """marked: the names that are words in a text; None: all names."""
+        self.tokenizer = tokenizer
+        # Longer names first: if two match at one place, the longer one is the token.
+        found = (name for name in tokenizer.added_tokens if len(name) > 1)
+        names = sorted(found, key=len, reverse=True)
+        self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
+        names = [name for name in names if marked is None or name in marked]
+        self.marked = _any_of(names)
+        self.heads = tuple({name[:n] for name in names for n in range(1, len(name))})
+        self.tails = tuple({name[-n:] for name in names for n in range(1, len(name))})
+
+
+class LiteralText:
+    """Marker of the special tokens' names in the texts of one conversation.
+
+    `mark` puts a separator, which nobody can guess, into each name in a text, and where a name may
+    begin or end at the text's edge, since a template may join texts. `encode` splits the prompt at
+    the remaining names, which are the template's own, and tokenises the text between them as words,
+    without the separators. Most texts need no separator.
+    """
+
+    def __init__(self, names: SpecialNames):
+        self._names = names
+        self._drawn: str | None = None
+
+    def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages for a chat template, with all of the caller's texts marked."""
+        return [
+            {name: value if name == "role" else self._mark_all(value) for name, value in m.items()}
+            for m in messages
+        ]
+
+    def mark(self, text: str) -> str:
+        """Return a caller's text with separators in its names of special tokens."""
+        marked = text
+        while self._names.marked.search(marked):
+            marked = self._names.marked.sub(lambda name: self._separated(name[0]), marked)
+        if text.startswith(self._names.tails):
+            marked = self._separator + marked
+        if text.endswith(self._names.heads):
+            marked += self._separator
+        return marked
+
+    def unmarked(self, prompt: str) -> str:
+        """Return a prompt without the separators."""
+        return prompt if self._drawn is None else prompt.replace(self._drawn, "")
+
+    def encode(self, prompt: str, most: int | None = None) -> list[int]:
+        """Return the token ids of a prompt that the chat template made of marked texts.
+
+        most: see `Tokenizer.encode`.
+        """
+        tokenizer, ids = self._names.tokenizer, self._names.ids
+        # All names are the template's own, and normalisation of the text makes no new ones.
+        if self._drawn is None and is_normalized("NFC", prompt):
+            return tokenizer.encode(prompt, most)
+        token_ids: list[int] = []
+        for words, name in _pieces(self._names.any, prompt):
+            if words:
+                token_ids += tokenizer.encode_words(self.unmarked(words), most)
+            token_ids += ids.get(name, ())
+            if most is not None and len(token_ids) > most:
+                break
+        return token_ids
+
+    def _mark_all(self, value: Any) -> Any:
+        """Return a copy of a JSON value with every string marked, except types of items."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            return {
+                self.mark(key): one if key == "type" and one in ITEM_TYPES else self._mark_all(one)
+                for key, one in value.items()
+            }
+        if isinstance(value, Sequence):
+            return [self._mark_all(one) for one in value]
+        return value
+
+    @property
+    def _separator(self) -> str:
+        if self._drawn is None:
+            self._drawn = f"[{secrets.token_hex(16)}]"
+        return self._drawn
+
+    def _separated(self, name: str) -> str:
+        return name[:1] + self._separator + name[1:]
+
+
+def _any_of(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)))
+
+
+def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
+    """Return pairs of the words before a name, and the name; the last pair's name is empty."""
+    found, at = [], 0
+    for match in names.finditer(text):
+        found.append((text[at : match.start()], match[0]))
+        at = match.end()
+    return [*found, (text[at:], "")]
+
+
+class ChatTemplate:
+    """Chat template of one checkpoint, in the sandbox that transformers runs it in."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        """Read and compile the template. Raises CheckpointError if there is no usable one."""
+        self._folder = folder
+        self._named_tokens = tokenizer.named_tokens
+        try:
+            text = _read_template(folder, tokenizer.chat_template)
+            environment = _environment()
+            self._template = environment.from_string(text)
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(text))
+        except CheckpointError:
+            raise
+        except Exception as error:  # Python's compiler, too, has limits of depth
+            raise CheckpointError(
+                f"{folder} has no usable chat template: {reason(error)}. Take the one that belongs "
+                "to the checkpoint."
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Return the prompt's text, up to the beginning of the assistant's answer.
+
+        tools: descriptions of functions that the reply may call.
+        Raises CheckpointError where the template fails.
+        """
+        try:
+            text = self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._named_tokens,
+            )
+            if not text.isascii():
+                text.encode()  # half of a surrogate pair can't be tokenised
+            return text
+        except Exception as error:  # a template can divide by zero, or call with wrong arguments
+            raise CheckpointError(
+                f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "
+                "Take the template that belongs to the checkpoint, or another conversation."
+            ) from error
+
+
+class _Generation(Extension):
+    """The tag `generation`, which marks replies for training: its content is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the environment of a template.
+
+    Source: transformers utils/chat_template_utils.py, _cached_compile_jinja_template.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _read_template(folder: Path, of_tokenizer: Any) -> str:
+    """Read the processor's template from one of its files, or else use the tokenizer's template."""
+    jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
+    if jinja.exists():
+        return read_text(jinja)
+    if legacy.exists():
+        return _text_in(read_json(legacy))
+    if of_tokenizer is None:
+        raise CheckpointError(
+            f"{folder} has no chat template: neither chat_template.jinja nor chat_template.json, "
+            "nor one in tokenizer_config.json."
+        )
+    return _text_in({"chat_template": of_tokenizer})
+
+
+def _text_in(raw: Any) -> str:
+    template = raw.get("chat_template") if isinstance(raw, dict) else None
+    if not isinstance(template, str):
+        raise ValueError(f"chat_template is {format_value(template)}, and not a text")
+    return template

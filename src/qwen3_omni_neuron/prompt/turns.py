@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, ShortRepr, TextDelta
-from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import Media
+from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip
 
 BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import Talker, Thinker
-from qwen3_omni_neuron.prompt.row_keys import RowKeys
+from qwen3_omni_neuron.prompt.prompt import RowKeys
 from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task

@@ -13,8 +13,7 @@ from qwen3_omni_neuron.engines.sampling import RequestRandom
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.prompt.row_keys import PromptKeys
+from qwen3_omni_neuron.prompt.prompt import Prompt, PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.grammar import Grammar
 from qwen3_omni_neuron.runtime.playback import Playback

@@ -9,11 +9,17 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.prompt.media.image import load_image
-from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.pixels import PixelSettings, Visual, resize
-from qwen3_omni_neuron.prompt.media.sizes import Grid, MediaSettings, SizeLimits, VisualSize
+from qwen3_omni_neuron.prompt.media.log_mel import Clip, GrowingClip, MelSettings
+from qwen3_omni_neuron.prompt.media.pixels import (
+    Grid,
+    MediaSettings,
+    PixelSettings,
+    SizeLimits,
+    Visual,
+    VisualSize,
+    resize,
+)
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
 
 Item = dict[str, Any]

@@ -1,18 +1,241 @@
 """Images and video frames -> pixels in the vision encoder's input size, and its patches."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.checkpoint.json_files import check_served
-from qwen3_omni_neuron.errors import CheckpointError, ImageError, format_value
-from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
+from qwen3_omni_neuron.checkpoint.json_files import check_served, whole_setting
+from qwen3_omni_neuron.errors import (
+    CheckpointError,
+    ImageError,
+    InputError,
+    VideoError,
+    format_value,
+)
+from qwen3_omni_neuron.prompt.media.fields import MOST_PIXELS
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+Grid = tuple[int, int, int]
+"""Frames, and rows and columns of patches in a frame."""
+PixelLimits = tuple[int, float]  # minimum and maximum number of pixels after resizing
+LOW_TOKENS = 256
+"""Most tokens of an image of `detail` "low"."""
+LOW_FRAME_TOKENS = 128
+"""Most tokens of a frame of a video of `detail` "low"."""
+_MOST_PATCH = 1024  # a patch's side: 16 pixels
+# Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
+_VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
+_TOGETHER = 2  # qwen-omni-utils' FRAME_FACTOR, by which total_pixels is divided
+# Tokens within which qwen-omni-utils keeps resized_height and resized_width.
+_RESIZED_TOKENS = (4, 16384)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Limits of an item's size, as prompt.media.fields reads them.
+
+    min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
+    total_pixels: most pixels of a video's frames / 2. resized_height, resized_width: the size
+    itself, which is rounded to whole tokens. detail: one of DETAILS, None: "auto".
+    """
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    detail: str | None = None
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> "SizeLimits":
+        """Return the limits in the fields of a message's item."""
+        return cls(**{name: item.get(name) for name in SIZE_FIELDS})
+
+
+SIZE_FIELDS = (
+    *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"),
+    "detail",
+)
+"""Fields of an image or video item that set its size in tokens."""
+USUAL = SizeLimits()
+
+
+@dataclass(frozen=True)
+class VisualSize:
+    """Size of an image or video before it is decoded.
+
+    height, width: in pixels. frames: number of a video's frames, None for an image. where: name of
+    the item in errors.
+    """
+
+    where: str
+    height: int
+    width: int
+    frames: int | None = None
+    asked: SizeLimits = USUAL
+
+    @property
+    def error(self) -> type[InputError]:
+        """Class of errors about it."""
+        return ImageError if self.frames is None else VideoError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of patches and images in a checkpoint's preprocessor_config.json.
+
+    patch_size: side of a patch in pixels. merge_size: patches on each side of the square that
+    becomes one token. temporal_patch_size: frames in a patch. min_pixels, max_pixels: number of
+    pixels of an image after resizing.
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "Sizes":
+        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that make no patches.
+        """
+        size = settings.get("size") or {}
+        if not isinstance(size, dict):
+            raise CheckpointError(
+                f"preprocessor_config.json has size {format_value(size)}, not an object."
+            )
+        limits = {
+            "min_pixels": size.get("shortest_edge", 56 * 56),
+            "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
+        } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
+        return cls(
+            whole_setting(settings, "patch_size", 14, _MOST_PATCH),
+            whole_setting(settings, "merge_size", 2, _MOST_PATCH),
+            whole_setting(settings, "temporal_patch_size", 2, _MOST_PATCH),
+            whole_setting(limits, "min_pixels", 0, MOST_PIXELS),
+            whole_setting(limits, "max_pixels", 0, MOST_PIXELS),
+        )
+
+    def grid(self, size: VisualSize) -> Grid:
+        """Return the grid of patches of an image or video.
+
+        Its first number is 1 for an image, and counts groups of frames of a video, whose limits
+        count the pixels of a frame. Raises ImageError or VideoError where nothing is to be seen, or
+        for a side more than MAX_ASPECT times the other.
+        """
+        height, width = size.height, size.width
+        if height < 1 or width < 1:
+            raise size.error(f"{size.where} is {width} x {height} pixels: there is nothing to see.")
+        made = self._asked_size(size) or self._resized(size, height, width, self._limits(size))
+        groups = 1 if size.frames is None else -(-size.frames // self.temporal_patch_size)
+        return groups, made[0] // self.patch_size, made[1] // self.patch_size
+
+    def tokens(self, grid: Grid) -> int:
+        """Count the tokens that a grid of patches becomes in a prompt."""
+        t, h, w = grid
+        return t * h * w // self.merge_size**2
+
+    def pixels(self, grid: Grid) -> tuple[int, int]:
+        """Return the height and width in pixels of a grid."""
+        return grid[1] * self.patch_size, grid[2] * self.patch_size
+
+    @property
+    def _token_pixels(self) -> int:
+        """Pixels of a token."""
+        return (self.patch_size * self.merge_size) ** 2
+
+    def _resized(
+        self, size: VisualSize, height: int, width: int, limits: PixelLimits
+    ) -> tuple[int, int]:
+        """Return the height and width to which an image is resized.
+
+        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
+        is within the limits, unless one such multiple a side is already more.
+        size: the image, whose error is raised where one side is more than MAX_ASPECT times the
+        other. Source: transformers smart_resize.
+        """
+        aspect = max(height, width) / min(height, width)
+        if aspect > MAX_ASPECT:
+            raise size.error(
+                f"{size.where} is {width} x {height} pixels: one side is {aspect:.1f} times the "
+                f"other, and {MAX_ASPECT} times is the most. Crop it."
+            )
+        unit = self.patch_size * self.merge_size
+        low, high = limits
+        nearest = round(height / unit) * round(width / unit) * unit**2
+        if nearest > high:
+            shrink = math.sqrt((height * width) / high)
+            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
+        elif nearest < low:
+            grow = math.sqrt(low / (height * width))
+            sides = [math.ceil(side * grow / unit) for side in (height, width)]
+        else:
+            sides = [round(side / unit) for side in (height, width)]
+        return sides[0] * unit, sides[1] * unit
+
+    def _asked_size(self, size: VisualSize) -> tuple[int, int] | None:
+        """Return the height and width of resized_height and resized_width, None without them.
+
+        Source: qwen-omni-utils.
+        """
+        height, width = size.asked.resized_height, size.asked.resized_width
+        if height is None or width is None:
+            return None
+        low, high = (tokens * self._token_pixels for tokens in _RESIZED_TOKENS)
+        made = self._resized(size, height, width, (low, high))
+        unit = self.patch_size * self.merge_size
+        # There a side is rounded to one token at least; transformers rounds it to 0, then enlarges.
+        nearest = max(1, round(height / unit)) * unit, max(1, round(width / unit)) * unit
+        return nearest if low <= nearest[0] * nearest[1] <= high else made
+
+    def _limits(self, size: VisualSize) -> PixelLimits:
+        """Return the least and most pixels of an image or a frame."""
+        usual = (self.min_pixels, self.max_pixels) if size.frames is None else _VIDEO_LIMITS
+        asked, total = size.asked, size.asked.total_pixels
+        low = usual[0] if asked.min_pixels is None else asked.min_pixels
+        high: float = usual[1] if asked.max_pixels is None else asked.max_pixels
+        if low > high:
+            # Only one limit was given, and the other's default contradicts it. The minimum becomes
+            # 1, not the maximum: an image enlarged to a minimum is rounded up, beyond an equal
+            # maximum.
+            low, high = (low, low) if asked.max_pixels is None else (1, high)
+        if size.frames is not None and total is not None:
+            frames = -(-size.frames // self.temporal_patch_size) * self.temporal_patch_size
+            each = max(min(usual[1], total / frames * _TOGETHER), int(low * 1.05))
+            high = each if asked.max_pixels is None else min(high, each)
+        if asked.detail == "low":
+            most = LOW_TOKENS if size.frames is None else LOW_FRAME_TOKENS
+            high = min(high, most * self._token_pixels)
+            # What is smaller than the minimum is enlarged and rounded up: leave room for that.
+            low = min(low, int(high) // (2 if asked.min_pixels is None else 1))
+        return low, high
+
+
+@dataclass(frozen=True)
+class MediaSettings:
+    """Settings of a checkpoint for decoding media.
+
+    audio_rate: sampling rate in Hz. audio_tokens_per_s: number of tokens of a second of audio.
+    sizes: sizes to which images and frames are resized.
+    """
+
+    audio_rate: int
+    audio_tokens_per_s: float
+    sizes: Sizes
+
+    def longest_audio_s(self, most_tokens: int | None) -> float:
+        """Return the length of audio with `most_tokens` tokens; None: any number."""
+        return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
+
 
 CHANNELS = 3
 _BICUBIC = 3  # Pillow's number of the filter

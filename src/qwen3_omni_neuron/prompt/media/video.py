@@ -10,19 +10,26 @@ import numpy as np
 
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
-from qwen3_omni_neuron.prompt.media.fields import Warn, ignore, real_number, source_of
+from qwen3_omni_neuron.prompt.media.fields import (
+    LEAST_FPS,
+    MOST_FPS,
+    Warn,
+    ignore,
+    real_number,
+    source_of,
+)
 from qwen3_omni_neuron.prompt.media.image import load_image
-from qwen3_omni_neuron.prompt.media.item_fields import LEAST_FPS, MOST_FPS
 from qwen3_omni_neuron.prompt.media.video_file import (
+    FRAMES_A_PATCH,
     Check,
     Fit,
     Frames,
+    Sampling,
     Video,
     VideoHeader,
     keep_whole,
     read_video_file,
 )
-from qwen3_omni_neuron.prompt.media.video_times import FRAMES_A_PATCH, Sampling
 
 __all__ = ["Video", "VideoHeader", "frame_rate", "load_video"]
 
@@ -42,7 +49,7 @@ def load_video(
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of images in the forms of an image item.
-    Its other fields are checked (prompt.media.item_fields).
+    Its other fields are checked (prompt.media.fields).
     item["fps"]: for frames their rate, which is required. For a file, the number of frames sampled
     a second (2), at least item["min_frames"] (4) and at most item["max_frames"] (768) in all; or
     item["nframes"], their number, rounded to an even one.

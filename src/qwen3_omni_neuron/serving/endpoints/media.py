@@ -15,7 +15,7 @@ import pybase64
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.inline import decode_inline
 from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured
-from qwen3_omni_neuron.prompt.media.item_fields import read_fields
+from qwen3_omni_neuron.prompt.media.fields import read_fields
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
@@ -106,7 +106,7 @@ class MediaReader:
         part: a part of type input_audio, audio_url, image_url or video_url, of video with the URLs
         of its frames, or of input_image with the URL itself as its image_url. Its fields may be
         beside its object or inside. Raises ApiError, also for a field that is not in the table
-        (prompt.media.item_fields).
+        (prompt.media.fields).
         """
         if part["type"] == "video":
             return self._read_pictures(part, where)

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from qwen3_omni_neuron.errors import did_you_mean
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
-from qwen3_omni_neuron.prompt.media.item_fields import fields_of
+from qwen3_omni_neuron.prompt.media.fields import fields_of
 from qwen3_omni_neuron.removed import PATHS, removed
 from qwen3_omni_neuron.serving.openai.fields import names_in
 
