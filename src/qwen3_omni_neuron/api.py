@@ -420,7 +420,7 @@ class Qwen3Omni:
         For a text of more than `most` tokens, ids may be missing and the number is a lower bound.
         """
         words = " ".join(text.split())
-        least = self.prompt_builder.least_tokens(words, most)
+        least = self.prompt_builder.least_tokens(words)
         token_ids = self.prompt_builder.encode_words(words, most) if least <= most else []
         return token_ids, max(least, len(token_ids))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt import row_keys
+from qwen3_omni_neuron.prompt import prompt as row_keys
 from qwen3_omni_neuron.prompt.prompt import (
     HEAD_ROWS,
     PromptKeys,

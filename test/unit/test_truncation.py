@@ -294,10 +294,10 @@ def test_a_conversation_that_fits_is_tokenised_once(
     small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In realtime `auto` is the default: a turn that fits pays nothing for it."""
-    prompt_builder, encoded = small.prompt_builder, list[str]()
-    encode = prompt_builder._encode
+    prompt_builder, encoded = small.prompt_builder, list[Any]()
+    ids = prompt_builder._template_ids
     monkeypatch.setattr(
-        prompt_builder, "_encode", lambda text, *rest: encoded.append(text) or encode(text, *rest)
+        prompt_builder, "_template_ids", lambda *given: encoded.append(given) or ids(*given)
     )
     messages = [SYSTEM, *[user(text("Name a river.")), assistant("Rhine.")] * 3, user(text("More"))]
     whole = prompt_builder.prompt(messages, truncation=Truncation(CONTEXT))

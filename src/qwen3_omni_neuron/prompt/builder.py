@@ -6,7 +6,8 @@ item's encoder returns.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,22 @@ from qwen3_omni_neuron.prompt.tokenizer import (
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
 _MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Conversation for the chat template. Fields: see `PromptBuilder.assemble`."""
+
+    messages: Messages
+    media: Sequence[Media] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    literal_text: bool = False
+    said: Collection[int] = ()
+
+    def part(self, begin: int, end: int) -> "_Asked":
+        """Return some of the messages, without media and tools."""
+        said = [index - begin for index in self.said if begin <= index < end]
+        return replace(self, messages=self.messages[begin:end], media=(), tools=(), said=said)
 
 
 class PromptBuilder:
@@ -169,19 +186,16 @@ class PromptBuilder:
 
         Blanks around a text are not counted: a chat template may leave them out.
         """
-        return partial(self._check_text, most_tokens)
 
-    def _check_text(self, most_tokens: int | None, text: str, where: str) -> None:
-        if most_tokens is not None:
-            least = self.least_tokens(text, most_tokens)
-            if least > most_tokens:
-                least = self.least_tokens(text.strip(), most_tokens)
-            if least > most_tokens:
+        def check(text: str, where: str) -> None:
+            if most_tokens is not None and (least := self.least_tokens(text.strip())) > most_tokens:
                 raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
 
-    def least_tokens(self, text: str, enough: float = math.inf) -> int:
-        """Return a lower bound of a text's number of tokens; see prompt.tokenizer.LeastTokens."""
-        return self._tokenizer.least_tokens(text, enough)
+        return check
+
+    def least_tokens(self, text: str) -> int:
+        """Return a lower bound of a text's number of tokens; 0 for a short text."""
+        return self._tokenizer.least_tokens(text)
 
     def assemble(
         self,
@@ -207,20 +221,19 @@ class PromptBuilder:
         spelled.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
-        self._check_tools(messages, tools)
+        asked = _Asked(messages, media, tools, literal_text, said)
+        self._check_tools(asked)
         ids = None
         try:
-            ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+            ids = self._template_ids(asked, most_tokens)
         except PromptTooLongError:
             if truncation is None:
                 raise
         if truncation is not None:
-            tokens = sum(map(self.media_tokens, media)) - len(media)
+            tokens = sum(map(self._media_tokens, media)) - len(media)
             if ids is None or len(ids) + tokens > truncation.surely_fit:
-                messages, media, said = self._truncated(
-                    messages, media, tools, literal_text, said, truncation
-                )
-                ids = self._template_ids(messages, tools, literal_text, said, most_tokens)
+                asked = self._truncated(asked, truncation)
+                media, ids = asked.media, self._template_ids(asked, most_tokens)
         assert ids is not None
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
@@ -241,7 +254,7 @@ class PromptBuilder:
         least, ids = 0, list[int]()
         if isinstance(given, str):
             check_characters(given, "the prompt")
-            least = self.least_tokens(given, most_tokens)
+            least = self.least_tokens(given)
             ids += [] if least > most_tokens else self._tokenizer.encode(given, most_tokens)
         elif not isinstance(given, Sequence) or any(type(i) is not int for i in given):
             raise MessageError("the prompt is neither a str nor a list of token ids. Give one.")
@@ -289,112 +302,92 @@ class PromptBuilder:
             warnings=tuple(warning for item in media for warning in item.warnings),
         )
 
-    def _check_tools(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> None:
-        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
+    def _check_tools(self, asked: "_Asked") -> None:
+        results = any(message["role"] == "tool" for message in asked.messages)
+        if not self.takes_tools and (asked.tools or results):
             raise MessageError(
                 "this checkpoint's chat template takes no tools: leave tools, and messages of role "
                 "tool, out; or take a checkpoint whose template does."
             )
 
-    def _template_ids(
-        self,
-        messages: Messages,
-        tools: Sequence[Mapping[str, Any]],
-        literal_text: bool,
-        said: Collection[int],
-        most_tokens: int | None = None,
-    ) -> list[int]:
-        """Return the tokens of messages, with one placeholder for each of their media."""
-        literal = LiteralText(self._all_names) if literal_text else None
-        if literal is not None:
+    def _template_ids(self, asked: "_Asked", most_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a conversation, with one placeholder for each of its media.
+
+        Raises PromptTooLongError for a long one of more than `most_tokens` tokens. The length of
+        one that is tokenised at once is not checked: the caller checks it.
+        """
+        messages, tools, literal = asked.messages, asked.tools, None
+        if asked.literal_text:
+            literal = LiteralText(self._all_names)
             messages, tools = literal.marked(messages), literal.marked(tools)
-        elif self._spelled(messages, said):
+        elif any(name in messages[i]["content"] for i in asked.said for name in self._special):
             literal = LiteralText(self._reply_names)
             messages = [
-                literal.marked([message])[0] if index in said else message
+                literal.marked([message])[0] if index in asked.said else message
                 for index, message in enumerate(messages)
             ]
         text = self._template.render(messages, tools or None)
-        return self._encode(text, literal, most_tokens)
+        encode = literal.encode if literal else self._tokenizer.encode
+        if most_tokens is None or len(text) <= AT_ONCE:
+            return encode(text)
+        words = literal.unmarked(text) if literal else text
+        least = self.least_tokens(words)
+        if least <= most_tokens:
+            ids = encode(text, most_tokens)
+            if len(ids) <= most_tokens:
+                return ids
+            least = len(ids)
+        raise _too_long(f"the prompt has {len(words)} characters", least, most_tokens)
 
-    def _truncated(
-        self,
-        messages: Messages,
-        media: Sequence[Media],
-        tools: Sequence[Mapping[str, Any]],
-        literal_text: bool,
-        said: Collection[int],
-        truncation: Truncation,
-    ) -> tuple[Messages, Sequence[Media], Collection[int]]:
-        """Return messages without the oldest turns, if they exceed the limits; see `assemble`."""
-        instructions, parts = self._parts(
-            messages, media, tools, literal_text, said, truncation.most_tokens
-        )
-        kept = truncation.first_kept(instructions, parts)
-        if not kept:
-            return messages, media, said
-        begin = parts[kept].begin
-        left = kept_messages(messages, begin)
-        moved = len(messages) - len(left)
-        return (
-            left,
-            media[parts[kept].media_begin :],
-            [index - moved for index in said if index >= begin],
-        )
+    def _truncated(self, asked: "_Asked", truncation: Truncation) -> "_Asked":
+        """Return a conversation without its oldest turns, if it exceeds the limits.
 
-    def _parts(
-        self,
-        messages: Messages,
-        media: Sequence[Media],
-        tools: Sequence[Mapping[str, Any]],
-        literal_text: bool,
-        said: Collection[int],
-        most: int,
-    ) -> tuple[int, list[ConversationPart]]:
-        """Return the tokens of a conversation's instructions and tools, and its other parts.
-
-        Text of certainly more than `most` tokens is not tokenised, and counts as one more than
-        them. A template writes each part alike in any
-        conversation. So its length is how much a prompt grows by it, which is kept for the next
-        turns.
+        A template writes each part alike in any conversation. So a part's length is how much a
+        prompt grows by it, which is kept for the next turns.
         """
+        most = truncation.most_tokens
 
-        def length(
-            part: Messages, own: Sequence[int] = (), tools: Sequence[Mapping[str, Any]] = ()
-        ) -> int:
-            """Count the tokens of messages and an empty turn of the user after them."""
-            part = [*part, _EMPTY_TURN]
-            # A hash takes less memory than a conversation, which others may have written.
-            key = hash((literal_text, *own, repr(part), repr(tools)))
-            found = self._lengths.get(key)
-            if found is None:
+        def length(part: _Asked) -> int:
+            """Count the tokens of a part and an empty turn of the user after it.
+
+            A text of more than `most` tokens need not be tokenised, and counts as one more.
+            """
+            part = replace(part, messages=[*part.messages, _EMPTY_TURN])
+            # A hash takes less memory than a conversation.
+            fields = (part.literal_text, *part.said, repr(part.messages), repr(part.tools))
+            key = hash(fields)
+            if key not in self._lengths:
                 if len(self._lengths) >= _MOST_LENGTHS:
                     self._lengths.clear()
                 try:
-                    found = len(self._template_ids(part, tools, literal_text, own, most))
+                    self._lengths[key] = len(self._template_ids(part, most))
                 except PromptTooLongError:
                     return most + 1
-                self._lengths[key] = found
-            return found
+            return self._lengths[key]
 
-        def own(begin: int, end: int) -> list[int]:
-            """Return the indices of replies among some messages, from their begin on."""
-            return [index - begin for index in said if begin <= index < end]
-
-        (_, first), *bounds = split(messages)
-        turn = length([_EMPTY_TURN]) - length([])
-        instructions = length(messages[:first], tools=tools) - turn
+        (_, first), *bounds = split(asked.messages)
+        empty = length(_Asked([], literal_text=asked.literal_text))
+        turn = length(_Asked([_EMPTY_TURN], literal_text=asked.literal_text)) - empty
+        instructions = length(replace(asked, messages=asked.messages[:first], said=())) - turn
         parts, before = [], 0
         for begin, end in bounds:
-            part = messages[begin:end]
-            items = _media_count(part)
-            tokens = length(part, own(begin, end)) - length([]) - items
-            tokens += sum(map(self.media_tokens, media[before : before + items]))
-            parts.append(ConversationPart.of(part, begin, before, tokens))
+            own = asked.part(begin, end)
+            items = _media_count(own.messages)
+            tokens = length(own) - empty - items
+            tokens += sum(map(self._media_tokens, asked.media[before : before + items]))
+            parts.append(ConversationPart.of(own.messages, begin, before, tokens))
             before += items
-        return instructions, parts
+        kept = truncation.first_kept(instructions, parts)
+        if not kept:
+            return asked
+        begin = parts[kept].begin
+        left = kept_messages(asked.messages, begin)
+        moved = len(asked.messages) - len(left)
+        said = [index - moved for index in asked.said if index >= begin]
+        media = asked.media[parts[kept].media_begin :]
+        return replace(asked, messages=left, media=media, said=said)
 
-    def media_tokens(self, item: Media) -> int:
+    def _media_tokens(self, item: Media) -> int:
         """Count the tokens of an item; of a clip it may be one too many."""
         frames = 0 if item.clip is None else math.ceil(item.clip.samples / self._mel.hop)
         (run,) = self._runs([item], [torch.empty(0, frames)] * (item.clip is not None))
@@ -452,10 +445,6 @@ class PromptBuilder:
     def _special(self) -> tuple[str, ...]:
         return tuple({*self._tokenizer.special_tokens, *self.reserved})
 
-    def _spelled(self, messages: Messages, said: Collection[int]) -> bool:
-        """Return whether the text of any reply has the name of a special token."""
-        return any(name in messages[i]["content"] for i in said for name in self._special)
-
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
         """Return the run of tokens of each item. mel: features of items with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
@@ -469,23 +458,6 @@ class PromptBuilder:
             step = item.seconds_per_frame * c.positions_per_second
             runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
         return runs
-
-    def _encode(self, text: str, literal: LiteralText | None, most: int | None) -> list[int]:
-        """Tokenise a prompt. Raises PromptTooLongError for a long one of more than `most` tokens.
-
-        A prompt short enough to be tokenised at once is not checked: the caller checks it.
-        """
-        encode = literal.encode if literal else self._tokenizer.encode
-        if most is None or len(text) <= AT_ONCE:
-            return encode(text)
-        words = literal.unmarked(text) if literal else text
-        least = self.least_tokens(words, most)
-        if least <= most:
-            ids = encode(text, most)
-            if len(ids) <= most:
-                return ids
-            least = len(ids)
-        raise _too_long(f"the prompt has {len(words)} characters", least, most)
 
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool

@@ -1,19 +1,16 @@
 """A checkpoint's byte-level BPE tokenizer, read from its files; lower bounds of token counts."""
 
 import json
-import math
 import re
 import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
-from unicodedata import is_normalized
+from unicodedata import is_normalized, normalize
 
-import numpy as np
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
@@ -43,17 +40,6 @@ _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for e
 _CUT = re.compile(
     "[ \n、。，！？；：…]"
     "(?:(?<=\\S )|(?<=\n)(?=\\S)|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5][^ \n]))"
-)
-_SHORT = 1024  # characters: a shorter text is tokenised faster than measured
-_SLICE = 1 << 16  # characters that are measured at a time
-# NFC shortens no text to less than a quarter: the strongest case is 7 bytes of Greek to 2 (U+1FBE
-# U+0308 U+0301 to U+0390).
-_NFC_SHORTENS = 4
-# Characters, in the scripts of most texts, that NFC never joins with the one before.
-_STARTER = re.compile(
-    "[\0-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ea\u0620-\u064a\u0904-\u0939\u0e01-\u0e30"
-    "\u2010-\u205e\u2100-\u2bff\u3001-\u3029\u3041-\u3096\u30a1-\u30fa\u3400-\u9fff\uac00-\ud7a3"
-    "\U0001f000-\U0003ffff]"
 )
 
 
@@ -91,9 +77,11 @@ class Tokenizer:
         self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
+        # A byte is one symbol of a token of the vocabulary.
+        names = (len(token.encode()) for token in self.added_tokens)
+        self._longest_bytes = max(*map(len, vocabulary), *names, 1, 1)
         self._bytes_of_symbols = {symbol: byte for byte, symbol in enumerate(_symbols())}
         self.largest_id = max(*vocabulary.values(), *by_id, 0, 0)
-        self.least_tokens = LeastTokens(vocabulary, added)
         self.chat_template: Any = config.get("chat_template")
         # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
@@ -125,6 +113,12 @@ class Tokenizer:
             if most is not None and len(token_ids) > most:
                 break
         return token_ids
+
+    def least_tokens(self, text: str) -> int:
+        """Return a lower bound of a text's number of tokens; 0 for a short text."""
+        if len(text) <= AT_ONCE:
+            return 0
+        return -(-len(normalize("NFC", text)) // self._longest_bytes)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -211,70 +205,6 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     # A token is written as a string, an object or null.
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-class LeastTokens:
-    """Lower bound of the number of tokens of texts, for one tokenizer's vocabulary.
-
-    Each byte of a text counts as 1 / (length of the longest token with that byte): an "a" counts
-    1/42 if the longest token with an "a" has 42 bytes. A token's bytes then sum to 1 at most, so
-    the sum over all bytes of a text, as the tokenizer normalises it, is at most its number of
-    tokens.
-    """
-
-    def __init__(self, vocabulary: Iterable[str], added: Sequence[AddedToken]):
-        """vocabulary: tokens of a byte-level BPE, in its symbols. added: further tokens."""
-        by_length = defaultdict(list)
-        for token in vocabulary:
-            by_length[len(token)].append(token)
-        longest: dict[str, int] = {}
-        for length in sorted(by_length):
-            longest |= dict.fromkeys("".join(by_length[length]), length)
-        # The tokenizer leaves out a byte that no token has, so it counts 0.
-        parts = np.array([1 / longest[s] if s in longest else 0.0 for s in _symbols()])
-        for name in (token.content for token in added):
-            content = name.encode()
-            of_token = np.frombuffer(content, np.uint8)
-            parts[of_token] = np.minimum(parts[of_token], 1 / max(1, len(content)))
-        if any(token.lstrip or token.rstrip for token in added):  # with any number of blanks
-            blanks = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
-            parts[np.frombuffer(blanks.encode(), np.uint8)] = 0.0
-        self._parts = parts
-
-    def __call__(self, text: str, enough: float = math.inf) -> int:
-        """Return a lower bound of a text's number of tokens; 0 for a short text.
-
-        enough: the count may stop once the bound is larger than this. The time is linear in the
-        text, in steps of a fraction of a millisecond.
-        """
-        if len(text) < _SHORT:
-            return 0
-        tokens, at = 0.0, 0
-        while at < len(text) and tokens <= enough + 1:
-            end, whole = _slice_end(text, at)
-            tokens += self._of_slice(text[at:end], whole)
-            at = end
-        return math.ceil(tokens - 1e-6)  # the rounding error of the sums is less
-
-    def _of_slice(self, text: str, whole: bool) -> float:
-        """Measure a slice. whole: normalised alone it is the same as within the text."""
-        content = text.encode("utf-8", "replace")  # half of a surrogate pair is refused later
-        if whole and not text.isascii() and not is_normalized("NFC", text):
-            content = normalizers.NFC().normalize_str(content.decode()).encode()
-        elif not whole:
-            return len(content) / _NFC_SHORTENS * float(self._parts.min())
-        counts = np.bincount(np.frombuffer(content, np.uint8), minlength=256)
-        return float(counts @ self._parts)
-
-
-def _slice_end(text: str, at: int) -> tuple[int, bool]:
-    """Return where a slice ends, and whether NFC joins nothing across either of its ends."""
-    begins = at == 0 or _STARTER.match(text, at) is not None
-    end = at + _SLICE
-    if end >= len(text):
-        return len(text), begins
-    found = _STARTER.search(text, end, end + _SLICE)
-    return (end + _SLICE, False) if found is None else (found.start(), begins)
 
 
 def _symbols() -> list[str]:

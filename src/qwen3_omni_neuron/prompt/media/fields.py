@@ -347,7 +347,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_SEEN, _VIDEO, _AUDIO = ("image", "video"), ("video",), ("audio",)
+_SEEN, _FILMED, _HEARD = ("image", "video"), ("video",), ("audio",)
 _DETAIL = FieldValues(
     f"{', '.join(DETAILS[:-1])} or {DETAILS[-1]}", _detail, {"enum": list(DETAILS)}
 )
@@ -363,28 +363,28 @@ _RATE = _real(LEAST_FPS, MOST_FPS, _RATE_PHRASE)
 _FRAMES = _whole(1, _MOST_FRAMES, "an integer of 1 or more")
 _PAIRED = _whole(2, _MOST_FRAMES, "an integer of 2 or more, since frames are taken in pairs")
 _SECONDS = _real(0, _MOST_SECONDS, f"a number of seconds from 0 to {_MOST_SECONDS:g}")
-_HERTZ, _SOUND = FieldValues("a number of Hz", _as_it_is), FieldValues("sound", _as_it_is)
+_HERTZ, _WAVEFORM = FieldValues("a number of Hz", _as_it_is), FieldValues("sound", _as_it_is)
 
 ITEM_FIELDS = (
     ItemField("detail", _SEEN, "how large it is seen: low takes few tokens", _DETAIL),
     ItemField("min_pixels", _SEEN, "least pixels of an image or a frame after resizing", _PIXELS),
     ItemField("max_pixels", _SEEN, "most pixels of an image or a frame after resizing", _PIXELS),
-    ItemField("total_pixels", _VIDEO, "most pixels of all pairs of frames after resizing", _TOTAL),
+    ItemField("total_pixels", _FILMED, "most pixels of all pairs of frames after resizing", _TOTAL),
     ItemField("resized_height", _SEEN, "height after resizing, rounded to whole tokens", _SIDE),
     ItemField("resized_width", _SEEN, "width after resizing, rounded to whole tokens", _SIDE),
-    ItemField("fps", _VIDEO, "frames sampled a second; of frames, their rate", _RATE),
-    ItemField("sample_fps", _VIDEO, "the rate of frames, as fps", _RATE, over_http=False),
-    ItemField("nframes", _VIDEO, "frames sampled in all, in place of fps", _PAIRED, of_files=True),
-    ItemField("min_frames", _VIDEO, "least frames sampled, with fps", _FRAMES, of_files=True),
-    ItemField("max_frames", _VIDEO, "most frames sampled, with fps", _PAIRED, of_files=True),
-    ItemField("video_start", _VIDEO, "second at which the part begins", _SECONDS, of_files=True),
-    ItemField("video_end", _VIDEO, "second at which the part ends", _SECONDS, of_files=True),
-    ItemField("audio_start", _AUDIO, "second at which the part begins", _SECONDS),
-    ItemField("audio_end", _AUDIO, "second at which the part ends", _SECONDS),
+    ItemField("fps", _FILMED, "frames sampled a second; of frames, their rate", _RATE),
+    ItemField("sample_fps", _FILMED, "the rate of frames, as fps", _RATE, over_http=False),
+    ItemField("nframes", _FILMED, "frames sampled in all, in place of fps", _PAIRED, of_files=True),
+    ItemField("min_frames", _FILMED, "least frames sampled, with fps", _FRAMES, of_files=True),
+    ItemField("max_frames", _FILMED, "most frames sampled, with fps", _PAIRED, of_files=True),
+    ItemField("video_start", _FILMED, "second at which the part begins", _SECONDS, of_files=True),
+    ItemField("video_end", _FILMED, "second at which the part ends", _SECONDS, of_files=True),
+    ItemField("audio_start", _HEARD, "second at which the part begins", _SECONDS),
+    ItemField("audio_end", _HEARD, "second at which the part ends", _SECONDS),
     ItemField(
         "sampling_rate", ("audio", "video"), "rate of samples in Hz", _HERTZ, over_http=False
     ),
-    ItemField("audio", _VIDEO, "sound in place of the file's", _SOUND, over_http=False),
+    ItemField("audio", _FILMED, "sound in place of the file's", _SOUND, over_http=False),
 )
 _ELSEWHERE = {
     "use_audio_in_video": "It is an option of the request, not of an item",
