@@ -384,7 +384,7 @@ ITEM_FIELDS = (
     ItemField(
         "sampling_rate", ("audio", "video"), "rate of samples in Hz", _HERTZ, over_http=False
     ),
-    ItemField("audio", _FILMED, "sound in place of the file's", _SOUND, over_http=False),
+    ItemField("audio", _FILMED, "sound in place of the file's", _WAVEFORM, over_http=False),
 )
 _ELSEWHERE = {
     "use_audio_in_video": "It is an option of the request, not of an item",
