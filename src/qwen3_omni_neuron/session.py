@@ -22,9 +22,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     OutputError,
     PromptTooLongError,
-    StoredSessionError,
     format_value,
-    printable,
 )
 from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
@@ -49,7 +47,6 @@ from qwen3_omni_neuron.prompt.turns import (
     joined_turns,
     kept_content,
     mean_pace,
-    quantity,
 )
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -366,8 +363,8 @@ class Session:
         options, and the user's unfinished turn. It appears whole, in place of an earlier one, or
         not at all. A closed session can be saved, too.
         Raises MessageError while a reply streams or a clip of `append_audio` has not ended,
-        OutputError if the file can't be written, and StoredSessionError for a session that is too
-        large.
+        OutputError if the file can't be written, and StoredSessionError for an option or a message
+        that JSON lacks.
         """
         with self._saving:
             data = pack(STORED_KIND, self._model.fingerprint(), self.document())
@@ -415,8 +412,7 @@ class Session:
     def restore(self, document: Mapping[str, Any]) -> None:
         """Go on with the session that another one's `document` describes, with its options.
 
-        The session must be empty. Raises MessageError where it is not, and StoredSessionError,
-        which changes nothing, for anything else than a document of this checkpoint's.
+        The session must be empty: else a MessageError.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -424,16 +420,23 @@ class Session:
                 raise MessageError(
                     "this session has turns of its own. Restore another one into a new session."
                 )
-            before = self._options
-            try:
-                self._begin(RequestOptions.parse(RequestOptions.stored(document["options"])))
-                self._take(document)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                self._begin(before)
-                raise StoredSessionError(
-                    "the file is not a session saved by this package "
-                    f"({printable(repr(error), 200)})."
-                ) from error
+            self._begin(RequestOptions.parse(RequestOptions.stored(document["options"])))
+            system, unfinished = document["system"], document["unfinished"]
+            if system is not None:
+                self._system = self._stored_turn(system, "system")
+            if unfinished is not None:
+                self._turn = self._stored_turn(unfinished, "unfinished")
+            self._history = [
+                Reply.of(entry["reply"])
+                if "reply" in entry
+                else self._stored_turn(entry["message"], f"turns[{index}]")
+                for index, entry in enumerate(document["turns"])
+            ]
+            if document["last_reply"] is not None:
+                reply = self._history[document["last_reply"]]
+                assert isinstance(reply, Reply)
+                self._reply = reply
+            self._pace = SpokenPace(document["slowest_pace"])
 
     def __repr__(self) -> str:
         number = len(self._history)
@@ -467,25 +470,6 @@ class Session:
         self._load = prompt_builder.loader(self._hear_videos, most_tokens)
         self._check = prompt_builder.text_check(most_tokens)
         self._reserved = () if self._literal_text else prompt_builder.reserved
-
-    def _take(self, document: Mapping[str, Any]) -> None:
-        """Set the conversation to the one in a document. Raises errors as `restore` lists them."""
-        read_tools(self._options.tools, self._reserved)
-        system, unfinished = document["system"], document["unfinished"]
-        first = None if system is None else self._stored_turn(system, "system")
-        last = None if unfinished is None else self._stored_turn(unfinished, "unfinished")
-        history = [
-            Reply.of(entry["reply"])
-            if "reply" in entry
-            else self._stored_turn(entry["message"], f"turns[{index}]")
-            for index, entry in enumerate(document["turns"])
-        ]
-        at, slowest = document["last_reply"], document["slowest_pace"]
-        reply = None if at is None else history[at]
-        if not isinstance(reply, Reply | None):
-            raise TypeError("its last_reply is not a reply")
-        self._pace = SpokenPace(None if slowest is None else quantity(slowest))
-        self._system, self._turn, self._history, self._reply = first, last, history, reply
 
     def _check_open(self) -> None:
         if self._closed:

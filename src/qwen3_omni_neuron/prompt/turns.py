@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, ShortRepr, TextDelta
-from qwen3_omni_neuron.prompt.media.fields import real_number
 from qwen3_omni_neuron.prompt.media.items import Media
 from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip
 
 BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
-_MOST_STORED = 1e12  # limit of a stored reply's numbers, whose products stay finite
 ROUNDING_S = 1e-3
 """Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
 
@@ -31,12 +28,9 @@ class Kept(ShortRepr):
     size: int = 0
 
     def keep(self, stored: Mapping[str, Any]) -> None:
-        """Take these data from a stored turn. Raises KeyError, TypeError and ValueError."""
-        # Earlier versions stored the id alone.
-        name, shown, size = stored["id"], stored.get("shown", {}), stored.get("size", 0)
-        if not isinstance(name, str | None) or not isinstance(shown, dict):
-            raise TypeError("its id is not a string, or what is shown of it not a mapping")
-        self.id, self.shown, self.size = name, shown, int(quantity(size))
+        """Take these data from a stored turn. Earlier versions stored the id alone."""
+        self.id, self.shown = stored["id"], stored.get("shown", {})
+        self.size = stored.get("size", 0)
 
 
 @dataclass(eq=False, repr=False)
@@ -123,28 +117,8 @@ class Reply(Kept):
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> "Reply":
-        """Return the reply that `stored` describes, which has ended.
-
-        Raises KeyError, TypeError or ValueError for other values.
-        """
-        heard_s = stored["heard_s"]
-        reply = Reply(
-            _flag(stored["spoken"]),
-            quantity(stored["bytes_per_s"]),
-            ended=True,
-            complete=_flag(stored["complete"]),
-            audio_s=quantity(stored["audio_s"]),
-            heard_s=None if heard_s is None else quantity(heard_s),
-            spoken_bytes=int(quantity(stored["spoken_bytes"])),
-            deltas=list(stored["deltas"]),
-            # Earlier versions had none of these.
-            rewritten=_flag(stored.get("rewritten", False)),
-            sent_s=quantity(stored.get("sent_s", 0.0)),
-            speed=quantity(stored.get("speed", 1.0)),
-        )
-        "".join(reply.deltas).encode()  # they are strings, without half a surrogate pair
-        reply.keep(stored)
-        return reply
+        """Return the reply that `stored` describes, which has ended."""
+        return Reply(**{**stored, "ended": True})
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -257,20 +231,6 @@ def _joined(before: Turn, turn: Turn) -> Turn:
         made.add(turn.given, turn.checked, turn.media)
     made.calls = [*before.calls, *turn.calls]
     return made
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{format_value(value)} is neither true nor false")
-    return value
-
-
-def quantity(value: Any) -> float:
-    """Return a stored reply's number. Raises ValueError for none from 0 to _MOST_STORED."""
-    number = real_number(value)
-    if number is None or not 0 <= number <= _MOST_STORED:
-        raise ValueError(f"{format_value(value)} is not a number from 0 to {_MOST_STORED:g}")
-    return number
 
 
 def _items(content: Any) -> Sequence[Any]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import AudioError
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.log_mel import Clip, GrowingClip, MelSettings
@@ -20,7 +19,7 @@ from qwen3_omni_neuron.prompt.media.pixels import (
     VisualSize,
     resize,
 )
-from qwen3_omni_neuron.prompt.media.video import VideoHeader, frame_rate, load_video
+from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
 
 Item = dict[str, Any]
 
@@ -84,10 +83,6 @@ class VideoItem:
 
 
 Media = AudioItem | ImageItem | VideoItem
-
-
-def _is_waveform(array: NDArray[Any]) -> bool:
-    return array.dtype == np.float32 and array.ndim == 1 and bool(np.isfinite(array).all())
 
 
 def _size(picture: NDArray[np.uint8]) -> Item:
@@ -168,29 +163,17 @@ class MediaLoader:
         clip = None if video.audio is None else Clip(video.audio, self._mel)
         return VideoItem(visual, video.fps, clip, tuple(warnings))
 
-    def prepared(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
+    def prepared(self, kind: str, item: Mapping[str, Any], _where: str) -> Media:
         """Take an item of a stored turn: its samples and pixels are used as they are.
 
         item: in the form of `AudioItem.item`, `ImageItem.item` or `VideoItem.item`.
-        Raises AudioError, ImageError or VideoError for any other form.
         """
         if kind == "audio":
-            return AudioItem(self._prepared_clip(item, where))
+            return AudioItem(Clip(item["audio"], self._mel))
         if kind == "image":
-            pixels = item.get("image")
-            pictures = pixels[None] if isinstance(pixels, np.ndarray) else pixels
-            return ImageItem(self._pixels.prepared(pictures, where))
-        visual = self._pixels.prepared(item.get("video"), where)
-        clip = None if item.get("audio") is None else self._prepared_clip(item, where)
-        return VideoItem(visual, frame_rate(item.get("fps"), None, where), clip)
-
-    def _prepared_clip(self, item: Mapping[str, Any], where: str) -> Clip:
-        samples, rate = item.get("audio"), self._mel.rate
-        if not isinstance(samples, np.ndarray) or not _is_waveform(samples):
-            raise AudioError(f"{where} has no samples, finite float32 [samples].")
-        if item.get("sampling_rate") != rate:
-            raise AudioError(f"{where} has another sampling_rate than the model, {rate} Hz.")
-        return Clip(samples, self._mel)
+            return ImageItem(Visual(item["image"][None], self._pixels))
+        clip = None if item.get("audio") is None else Clip(item["audio"], self._mel)
+        return VideoItem(Visual(item["video"], self._pixels), item["fps"], clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""

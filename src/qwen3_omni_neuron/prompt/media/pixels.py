@@ -299,29 +299,6 @@ class PixelSettings:
         pixels[len(frames) :] = pixels[len(frames) - 1]
         return Visual(pixels, self)
 
-    def prepared(self, pixels: Any, where: str) -> "Visual":
-        """Return pixels that `image` or `video` has made, as they are.
-
-        pixels: uint8 [pictures, height, width, 3]. Raises ImageError for what neither has made.
-        """
-        sizes, array = self.sizes, isinstance(pixels, np.ndarray)
-        shape = list(pixels.shape) if array else []
-        if not array or pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS:
-            raise ImageError(f"{where} has no pixels, uint8 [pictures, height, width, 3].")
-        pictures, height, width, _ = shape
-        unit = sizes.patch_size * sizes.merge_size
-        if 0 in shape or height % unit or width % unit:
-            raise ImageError(
-                f"{where} has pictures of {width} x {height} pixels; this checkpoint takes "
-                f"multiples of {unit}."
-            )
-        if pictures != 1 and pictures % sizes.temporal_patch_size:
-            raise ImageError(
-                f"{where} has {pictures} pictures; one, or a multiple of "
-                f"{sizes.temporal_patch_size} is taken."
-            )
-        return Visual(pixels, self)
-
 
 @dataclass(frozen=True, eq=False)
 class Visual:
