@@ -65,10 +65,8 @@ STORED_KIND = "session"
 class SessionModel:
     """Parts of a loaded model that a session uses.
 
-    request: makes a request from a prompt, its options, whether it is to be spoken, and its arrival
-    time by the pipeline's clock; raises OptionError or PromptTooLongError. most_tokens: longest
-    prompt. speaks: whether the checkpoint has a talker. fingerprint: returns the checkpoint's, or
-    raises CheckpointError. owner: object that must live as long as a stream.
+    request: makes a request from a prompt, its options, whether it is spoken, and its arrival time.
+    most_tokens: longest prompt. owner: object that must live as long as a stream.
     """
 
     prompt_builder: PromptBuilder
@@ -105,9 +103,8 @@ class ReplyStream(SpeechStream):
 class Session:
     """Conversation turn by turn: `append` and `append_audio` what the user says, then `respond`.
 
-    Several threads may use it, such as one that records and one that plays. Close it, or use it in
-    a `with` block, which ends a reply that still streams. It holds a slot of the model only while a
-    reply streams.
+    Several threads may use it. Close it, or use it in a `with` block. It holds a slot of the model
+    only while a reply streams.
     """
 
     def __init__(
@@ -143,9 +140,8 @@ class Session:
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
 
-        A reply has the text that its listener heard; see `heard`. Audio that came in pieces, or as
-        an array, is float32 at the model's rate; other media are as they were given. Audio that is
-        still arriving lacks the samples that the resampler still holds.
+        A reply has the text that was heard. Audio that came in pieces, or as an array, is float32
+        at the model's rate; other media are as they were given.
         """
         with self._lock:
             return [turn.message for turn in self._conversation()]
@@ -226,8 +222,7 @@ class Session:
     def prepare(self, speak: bool = True) -> None:
         """Prefill the user's turn ahead, as if it ended here, in pauses of the model.
 
-        To be called when the user may have finished; more can still be appended. Does nothing while
-        a reply streams, without reuse, or if there is nothing to compute.
+        Does nothing while a reply streams, without reuse, or if there is nothing to compute.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -244,8 +239,7 @@ class Session:
     def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
         """Append content to the user's turn: text, or items as in messages.
 
-        Allowed while a reply streams. Ends the clip that append_audio began. Refused content
-        changes nothing.
+        Ends the clip that append_audio began. Refused content changes nothing.
         Raises the errors of `Qwen3Omni.stream` for the content, and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -258,11 +252,11 @@ class Session:
             self._turn.add(kept_content(content, media), checked, media)
 
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
-        """Append the next piece of the user's speech, of any length.
+        """Append the next piece of the user's speech, of any length; it is prefilled as it arrives.
 
         samples: [samples] or [samples, channels]; integers are scaled by their range. The pieces
-        are one clip until `respond` or `append`, with one rate and number of channels. The speech
-        is prefilled as it arrives. Allowed while a reply streams. A refused piece changes nothing.
+        are one clip until `respond` or `append`, with one rate and number of channels. A refused
+        piece changes nothing.
         Raises AudioError, PromptTooLongError and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -287,12 +281,11 @@ class Session:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
         speak: False for a reply in text alone. turns: turns to answer instead of the history and
-        the user's turn, which then stays open; some of `turns`, or made by `read`. system: system
-        message of this reply instead of the session's. keep: put the reply into the history.
-        options: options of this request, which override the session's.
+        the user's turn, which then stays open. system: system message of this reply. keep: put the
+        reply into the history. options: of this request, which override the session's.
         Closing the stream early is a barge-in: the audio that the caller got counts as heard,
-        unless `heard` says less. After an error of this call, such as a BusyError, or a reply of
-        which nothing was heard, the turn can be answered again.
+        unless `heard` says less. After an error, or a reply of which nothing was heard, the turn
+        can be answered again.
         Raises MessageError if there is nothing to answer or a reply still streams, AudioError for a
         clip that is too short, and the errors of `Qwen3Omni.stream`.
         """
@@ -332,14 +325,11 @@ class Session:
     def heard(self, audio_s: float, reply: Reply | None = None) -> None:
         """Set how many seconds of a reply its listener heard; the rest is removed from the history.
 
-        reply: by default the last one. To be called after its stream has ended; the last call
-        counts. Text is assumed to be spoken at a constant pace, in bytes of UTF-8 a second: the
-        pace of this reply if the talker ended its speech by itself, else the mean over the
-        session's replies of that kind and BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the
-        token, or the character of several tokens, of which less than half was heard. A reply
-        without a token left is removed.
-        Raises MessageError if there is no reply in speech or it still streams, and OptionError for
-        more seconds than the caller got.
+        reply: by default the last one; its stream has ended. Text is assumed to be spoken at a
+        constant pace, in bytes of UTF-8 a second: the reply's own if the talker ended its speech by
+        itself, else the session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token,
+        or the character of several tokens, of which less than half was heard.
+        Raises MessageError, and OptionError for more seconds than the caller got.
         """
         with self._lock:
             self._check_open()
@@ -359,12 +349,10 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write the session into a file, with which `Qwen3Omni.restore_session` goes on.
 
-        The file has the turns with their samples and pixels, what was heard of each reply, the
-        options, and the user's unfinished turn. It appears whole, in place of an earlier one, or
-        not at all. A closed session can be saved, too.
-        Raises MessageError while a reply streams or a clip of `append_audio` has not ended,
-        OutputError if the file can't be written, and StoredSessionError for an option or a message
-        that JSON lacks.
+        It has the turns with their samples and pixels, what was heard, the options, and the user's
+        unfinished turn, and appears whole or not at all. A closed session can be saved, too.
+        Raises MessageError while a reply streams or a clip has not ended, OutputError, and
+        StoredSessionError for a value that JSON lacks.
         """
         with self._saving:
             data = pack(STORED_KIND, self._model.fingerprint(), self.document())
@@ -380,8 +368,7 @@ class Session:
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.
 
-        Its arrays, and what is shown of turns, are the session's own and must not be changed.
-        Raises MessageError while a reply streams or a clip of `append_audio` has not ended.
+        They are the session's own and must not be changed. Raises MessageError as `save` does.
         """
         with self._lock:
             if self._streaming():
@@ -557,10 +544,7 @@ class Session:
         )
 
     def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
-        """Prefill the final rows ahead.
-
-        Repeated when there is a new window of speech, or a new peak may have changed a window.
-        """
+        """Prefill the final rows ahead when a new window, or a new peak, may have changed them."""
         model, windows = self._model, self._model.prompt_builder.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
         if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():

@@ -210,7 +210,7 @@ def test_digests_are_computed_once_for_a_tensor_and_forgotten_with_it(
     assert len(computed) == 1 + 2 + 2
     assert first.thinker.shared(prompt_keys(prompt, config).thinker) == len(prompt)
     assert len(computed) == 5
-    held = len(row_keys._digests._known)
+    held = len(row_keys._known)
     del prompt
     gc.collect()
-    assert len(row_keys._digests._known) == held - 3
+    assert len(row_keys._known) == held - 3

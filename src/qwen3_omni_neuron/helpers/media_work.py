@@ -18,7 +18,7 @@ from qwen3_omni_neuron.errors import InputError, VideoError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fork_server import Run, serve
 from qwen3_omni_neuron.helpers.job import Job, Measured
-from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform, longest_s
 from qwen3_omni_neuron.prompt.media.fields import Warn
 from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
 from qwen3_omni_neuron.prompt.media.pixels import SizeLimits, VisualSize, resize
@@ -113,7 +113,7 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Wavef
             asked = True
             ask(Measured(seconds, 0, 4 * round(seconds * rate)))
 
-    holds_s = job.media.longest_audio_s(job.most_tokens)
+    holds_s = longest_s(job.most_tokens, job.media.audio_tokens_per_s)
     return load_waveform(item, rate, job.where, holds_s, check, warn)
 
 
@@ -158,7 +158,7 @@ def _video(job: Job, ask: Ask) -> Made:
         job.item,
         job.where,
         audio_rate=audio_rate,
-        limit_s=job.media.longest_audio_s(job.most_tokens),
+        limit_s=longest_s(job.most_tokens, job.media.audio_tokens_per_s),
         check=check,
         fit=fit,
         threads=THREADS,

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.prompt.media.items import (
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip, MelSettings, features
-from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, MediaSettings, PixelSettings
+from qwen3_omni_neuron.prompt.media.pixels import MediaSettings, PixelSettings
 from qwen3_omni_neuron.prompt.messages import (
     Check,
     Conversation,
@@ -79,9 +79,8 @@ class _Asked:
 
 
 class PromptBuilder:
-    """Converter of messages into prompts for one checkpoint.
+    """Converter of messages into prompts. folder: the checkpoint's.
 
-    folder: the checkpoint's folder. media_settings: its settings for decoding media.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
@@ -92,7 +91,6 @@ class PromptBuilder:
         self._mel, self._pixels = MelSettings.of(settings), PixelSettings.of(settings)
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
-        self._check_sizes()
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
         self._placeholder_ids = ids
         self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
@@ -103,27 +101,6 @@ class PromptBuilder:
         )
         self.newline_id = self._tokenizer.encode("\n")[0]
         self._lengths: dict[int, int] = {}  # tokens of a part of a conversation, by its hash
-
-    def _check_sizes(self) -> None:
-        """Raise CheckpointError where the model takes other inputs than messages become."""
-        c, sizes = self._config.thinker, self._pixels.sizes
-        if self._tokenizer.largest_id >= c.text.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer has token {self._tokenizer.largest_id}, and config.json a "
-                f"vocab_size of {c.text.vocab_size}. They belong to different checkpoints: "
-                "download both again."
-            )
-        values = CHANNELS * sizes.temporal_patch_size * sizes.patch_size**2
-        for what, made, taken in (
-            ("mel bins (feature_size)", len(self._mel.filters), c.audio.mel_bins),
-            ("values in a patch (patch_size)", values, c.vision.patch_values),
-            ("patches on a side of a token (merge_size)", sizes.merge_size, c.vision.merge_size),
-        ):
-            if made != taken:
-                raise CheckpointError(
-                    f"preprocessor_config.json makes {made} {what}, and config.json says {taken}. "
-                    "They belong to different checkpoints: download both again."
-                )
 
     def prompt(
         self,
@@ -138,18 +115,13 @@ class PromptBuilder:
 
         messages: a text from the user, or dicts with "role" (system, user, assistant, or tool where
         the template takes tools) and "content": a string, or a list of {"type": "text", "text":
-        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; see
-        prompt.media.audio.load_waveform, prompt.media.image.load_image and
-        prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
-        videos. most_tokens: longest prompt. Sound that alone has more tokens is refused before it
-        is decoded, text that must have more before it is read, and a long prompt that has more
-        before all of it is tokenised. None: nothing is refused for its length.
-        tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
-        have its "tool_calls". literal_text: names of special tokens in the messages' text are
-        words, as they must be in text from strangers; otherwise they become these tokens, as in the
-        reference. truncation: drops the oldest turns of a conversation that exceeds its limits.
-        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
-        the wrong message or item.
+        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; for their forms
+        see prompt.media.audio.load_waveform, image.load_image and video.load_video.
+        use_audio_in_video: also take the audio of videos. most_tokens: longest prompt; what surely
+        has more is refused before it is read. tools: descriptions of functions in the form of
+        OpenAI's API. literal_text: names of special tokens in text are words; otherwise they become
+        these tokens, as in the reference. truncation: drops the oldest turns beyond its limits.
+        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError.
         """
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
@@ -182,10 +154,7 @@ class PromptBuilder:
         )
 
     def text_check(self, most_tokens: int | None) -> Check:
-        """Return the check of a message's text. most_tokens: see `prompt`.
-
-        Blanks around a text are not counted: a chat template may leave them out.
-        """
+        """Return the check of a text, without the blanks around it. most_tokens: see `prompt`."""
 
         def check(text: str, where: str) -> None:
             if most_tokens is not None and (least := self.least_tokens(text.strip())) > most_tokens:
@@ -210,15 +179,12 @@ class PromptBuilder:
     ) -> Prompt:
         """Make the prompt of messages that prompt.messages.read_messages has read.
 
-        growing: the last item of the messages is a clip that is still arriving. The prompt then
-        ends with the last final row: the last row of the clip's last whole window of the audio
-        encoder, or the row before the clip. Earlier rows change in two cases only: a later, louder
-        part of the clip can change its windows' features, and a clip that becomes the longest can
-        change the ends of other clips. The talker's assistant rows of such a prompt are not used:
-        they have the positions of a reply that begins there. tools: result of read_tools.
-        literal_text, most_tokens, truncation: see `prompt`. said: indices of the messages that are
-        replies of the model, in whose text a special token's name is always words that the model
-        spelled.
+        growing: the last item is a clip that still arrives. The prompt then ends with the last row
+        of its last whole window, or the row before the clip; a later, louder part can change the
+        windows' features, and a clip that becomes the longest the ends of others. The talker's
+        assistant rows of such a prompt are not used. tools: result of read_tools. said: indices of
+        the messages that are the model's replies, in which names of special tokens are words.
+        Others: see `prompt`.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
         asked = _Asked(messages, media, tools, literal_text, said)
@@ -247,9 +213,8 @@ class PromptBuilder:
     def raw(self, given: str | Sequence[int], most_tokens: int) -> Prompt:
         """Make a prompt of text or token ids as they are, without the chat template.
 
-        Names of special tokens in a text become these tokens, except the names of media tokens.
-        Raises MessageError for media, ids that the vocabulary lacks and what is no prompt, and
-        PromptTooLongError.
+        Names of special tokens become these tokens, but for those of media.
+        Raises MessageError and PromptTooLongError.
         """
         least, ids = 0, list[int]()
         if isinstance(given, str):
@@ -286,7 +251,6 @@ class PromptBuilder:
         placed: Sequence[Placed],
         mel: Sequence[Tensor],
     ) -> Prompt:
-        """Return the prompt of tokens, int64 [S], and their media. Arguments: see `assemble`."""
         user_tokens = user_positions(token_ids, self._config)
         user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])  # numpy: see positions
         rows = len(user_tokens) + ASSISTANT_ROWS
@@ -313,8 +277,8 @@ class PromptBuilder:
     def _template_ids(self, asked: "_Asked", most_tokens: int | None = None) -> list[int]:
         """Return the tokens of a conversation, with one placeholder for each of its media.
 
-        Raises PromptTooLongError for a long one of more than `most_tokens` tokens. The length of
-        one that is tokenised at once is not checked: the caller checks it.
+        Raises PromptTooLongError for a long one of more than `most_tokens` tokens; a short one is
+        not checked.
         """
         messages, tools, literal = asked.messages, asked.tools, None
         if asked.literal_text:
@@ -342,8 +306,8 @@ class PromptBuilder:
     def _truncated(self, asked: "_Asked", truncation: Truncation) -> "_Asked":
         """Return a conversation without its oldest turns, if it exceeds the limits.
 
-        A template writes each part alike in any conversation. So a part's length is how much a
-        prompt grows by it, which is kept for the next turns.
+        A template writes each part alike in any conversation: its length is how much a prompt grows
+        by it.
         """
         most = truncation.most_tokens
 
@@ -419,10 +383,7 @@ class PromptBuilder:
         return clip.complete_frames(window) // window
 
     def encode_words(self, text: str, most: int | None = None) -> list[int]:
-        """Tokenise text that is part of a reply; names of special tokens are words.
-
-        most: see `Tokenizer.encode`.
-        """
+        """Tokenise text of a reply; names of special tokens are words."""
         return self._tokenizer.encode_words(text, most)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -462,10 +423,10 @@ class PromptBuilder:
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
     ) -> tuple[Tensor, list[Placed]]:
-        """Replace each item's single placeholder in the template's tokens by all of its tokens.
+        """Replace each item's placeholder by all of its tokens.
 
-        growing: leave out the tokens after the last item. Returns the prompt's tokens, int64 [S],
-        and the runs with their places in the prompt.
+        growing: leave out the tokens after the last item. Returns the tokens, int64 [S], and the
+        placed runs.
         """
         template, media_ids = np.array(ids, dtype=np.int64), self._config.thinker.media_token_ids
         found = [at for at, token_id in enumerate(ids) if token_id in media_ids]
@@ -490,7 +451,7 @@ class PromptBuilder:
         return torch.from_numpy(np.concatenate(parts)), placed
 
     def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
-        """Return an item's tokens; in a video, audio and vision tokens are mixed, in brackets."""
+        """Return an item's tokens; a video's with audio are mixed, in brackets."""
         own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
         tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:
@@ -503,7 +464,6 @@ class PromptBuilder:
 
 
 def _media_count(messages: Messages) -> int:
-    """Count the media of messages."""
     contents = (message["content"] for message in messages)
     items = (item for content in contents if not isinstance(content, str) for item in content)
     return sum(item["type"] != "text" for item in items)

@@ -46,7 +46,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate
 def check_characters(text: str, where: str) -> None:
     """Raise MessageError for half of a surrogate pair, which UTF-8 can't encode.
 
-    Python also decodes a byte of a command line or of stdin that is not UTF-8 as one.
+    Python also decodes a byte that is not UTF-8 as one.
     """
     if half := _SURROGATE.search(text):
         code = ord(half[0])
@@ -73,11 +73,9 @@ def read_messages(
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
-    Results of tools are put into the order of their calls, where their ids tell it.
-    reserved: tokens that stand for media in a prompt, which no text may contain. check: called with
-    each text before anything else reads it.
-    Raises MessageError, which names the wrong message or item, and the errors of `load` and
-    `check`.
+    Results of tools are sorted by their calls. reserved: tokens that stand for media, which no text
+    may contain. check: called with each text first.
+    Raises MessageError, and the errors of `load` and `check`.
     """
     messages = messages_of(messages)
     if not _is_list(messages):
@@ -100,8 +98,7 @@ def _in_order_of_calls(
 ) -> list[dict[str, Any]]:
     """Return messages, with results that follow one another in the order of their calls.
 
-    ids: `tool_call_id` of each message. Results without that of a call keep their order, after the
-    others.
+    ids: `tool_call_id` of each message. Results without a call come last, in their order.
     """
     turn, calls, at_of = 0, list[dict[str, Any]](), dict[str, int]()
     places = list[tuple[int, int]]()
@@ -122,10 +119,7 @@ def _in_order_of_calls(
 def read_tools(
     tools: Sequence[Any], reserved: Sequence[str], check: Check = ignore
 ) -> list[dict[str, Any]]:
-    """Check descriptions of tools, and return a copy for a chat template.
-
-    Raises MessageError for a value that JSON can't represent, and the error of `check`.
-    """
+    """Check descriptions of tools, and return a copy for a chat template. Raises MessageError."""
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MessageError("tools is not a list of dicts, each of which describes a function.")
     reader = MessageReader(reserved, _no_media, check)
@@ -137,17 +131,14 @@ def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
 
 
 class MessageReader:
-    """Checker of single messages, which collects their media in order.
-
-    reserved, load, check: see `read_messages`.
-    """
+    """Checker of messages, which collects their media. Arguments: see `read_messages`."""
 
     def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = ignore):
         self._reserved, self._load, self._check = reserved, load, check
         self.media: list[Any] = []
 
     def message(self, message: Any, where: str) -> dict[str, Any]:
-        """Check a message; return it for a chat template. where: names it in errors."""
+        """Check a message; return it for a chat template. where: its name in errors."""
         if not isinstance(message, Mapping):
             raise MessageError(f"{where} is a {type(message).__name__}, not a dict.")
         role = _name_in(ROLES, message.get("role"))
@@ -238,11 +229,6 @@ class MessageReader:
 
 
 def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return an item of media with its fields checked, and without those that are None.
-
-    Raises AudioError, ImageError or VideoError, by the kind.
-    """
-
     def refusal(message: str, name: str | None) -> InputError:
         return _ERRORS[kind](message)
 
@@ -259,13 +245,12 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def _is_list(value: object) -> bool:
-    """Return whether a value is a list or similar, and neither text nor bytes."""
     no_list = isinstance(value, str | bytes | bytearray | memoryview | Mapping)
     return isinstance(value, Sequence) and not no_list
 
 
 def _name_in(names: Sequence[str], value: object) -> str | None:
-    """Return the name that equals a value, which may be a str, a subclass, or an enum of str."""
+    """Return the name that equals a str, a subclass, or an enum of str."""
     plain = str.__str__(value) if isinstance(value, str) else None
     return plain if plain in names else None
 
@@ -279,8 +264,8 @@ REPLY_SHARE = 8  # at most 1/8 of the context stays free for the reply, as at Op
 class ConversationPart:
     """Messages that are kept or dropped together: one from the user, or several of another role.
 
-    begin, media_begin: indices of its first message, and of its first medium if it has media.
-    tokens: its tokens in a prompt. calls, results: numbers of calls of tools and of their results.
+    begin, media_begin: indices of its first message, and of its first medium. tokens: in a prompt.
+    calls, results: numbers of calls of tools and of their results.
     """
 
     role: str
@@ -361,10 +346,7 @@ class Truncation:
 
 
 def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Return the begin and end of each part of a conversation, whose first is its instructions.
-
-    The first part is the system messages at the beginning, and empty if there are none.
-    """
+    """Return the begin and end of each part; the first part is the leading system messages."""
     roles = [message["role"] for message in messages]
     first = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     begins = [
@@ -382,7 +364,7 @@ def kept_messages(messages: Sequence[Message], begin: int) -> list[Message]:
 
 
 def _begins_of(parts: Sequence[ConversationPart]) -> list[int]:
-    """Return the user's turns that may begin what is kept: no result would lose its call."""
+    """Return the user's turns before which a cut separates no result from its call."""
     found, open_results = [], 0
     for at in reversed(range(len(parts))):
         part = parts[at]

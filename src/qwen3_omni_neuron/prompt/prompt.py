@@ -1,7 +1,6 @@
 """Prompt of a conversation: token ids, positions, mel features and pixels."""
 
 import hashlib
-import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.pixels import Visual
@@ -18,11 +18,11 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 
 @dataclass(frozen=True)
 class MediaRun:
-    """Run of the tokens of an audio clip, an image or a video in a prompt.
+    """Run of an audio clip's, an image's or a video's tokens in a prompt.
 
     audio_tokens: number of its audio tokens. grid: frames, rows and columns of its vision tokens.
-    frame_positions: positions from one frame to the next along the time axis. In a video with audio
-    the two kinds of tokens are interleaved by time.
+    frame_positions: positions from frame to frame along the time axis. A video's audio tokens are
+    interleaved by time.
     """
 
     audio_tokens: int = 0
@@ -39,10 +39,7 @@ class MediaRun:
         return self.vision_tokens + self.audio_tokens
 
     def is_audio(self) -> NDArray[np.bool_]:
-        """Return which tokens are audio tokens, bool [len(self)].
-
-        A frame comes before the audio of the same time.
-        """
+        """Return which tokens are audio, bool [len(self)]; a frame comes before its audio."""
         frames, rows, columns = self.grid
         if not self.audio_tokens or not self.vision_tokens:
             return np.full(len(self), self.audio_tokens > 0)
@@ -92,8 +89,8 @@ def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
 def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> Tensor:
     """Return the positions of a talker prompt, float32 [3, rows].
 
-    user_tokens: int64 [U], indices of the prompt's tokens in user segments, which hold all `runs`;
-    rows: U plus the rows of the assistant's turn.
+    user_tokens: int64 [U], indices of the prompt's tokens in user segments. rows: U plus those of
+    the assistant's turn.
     """
     kept = []
     for index, (start, run) in enumerate(runs):
@@ -109,8 +106,8 @@ def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> 
 class TalkerPrompt:
     """Part of a prompt that the talker reads.
 
-    token_ids: int64 [U], the tokens of user segments. positions: float32 [3, U + 9], the rope
-    positions of these tokens and of the assistant rows after them (see model.talker).
+    token_ids: int64 [U], tokens of user segments. positions: float32 [3, U + 9], also of the
+    assistant rows (see model.talker).
     """
 
     token_ids: Tensor
@@ -121,7 +118,7 @@ class TalkerPrompt:
         return int(self.positions.shape[1])
 
     def first(self, rows: int) -> "TalkerPrompt":
-        """Return the prompt of the first user rows, as it is while later ones are not known yet."""
+        """Return the prompt of the first user rows, as it is while later ones are unknown."""
         assistant = len(self) - len(self.token_ids)
         return TalkerPrompt(self.token_ids[:rows], self.positions[:, : rows + assistant])
 
@@ -130,11 +127,10 @@ class TalkerPrompt:
 class Prompt:
     """Model inputs of one conversation.
 
-    token_ids: int64 [S], with media as runs of their placeholders. positions: float32 [3, S], the
-    rope positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio
-    clip and each video's audio. images, videos: their pixels. Each is in the order of the
-    placeholders in token_ids. audio_tokens, image_tokens: number of token_ids of audio, and of
-    images and videos. warnings: see prompt.media.fields.Warn.
+    token_ids: int64 [S], with media as runs of their placeholders. positions: float32 [3, S], over
+    time, height and width. audio_mel: float32 [mel_bins, frames] for each clip and each video's
+    audio. audio_tokens, image_tokens: number of token_ids of audio, and of images and videos.
+    warnings: see prompt.media.fields.Warn.
     """
 
     token_ids: Tensor
@@ -162,11 +158,13 @@ Unit = tuple[bytes, int]
 
 
 class RowKeys:
-    """Keys of the rows of one prompt, which may be the prompt's own arrays.
+    """Keys of the rows of one prompt. Rows of different keys are different in the KV cache.
 
-    token_ids: int64 [rows]. positions: float32 [3, rows]. media: int64 [media], indices of the rows
-    of encoded media, ascending. sources: int32 [numbers, media], digests of their encoder's input.
-    cache_key: the request's option; rows under different ones are different.
+    A row depends on its input, its position and the rows before it. Its key is its token id, its
+    positions, and for media the digest of the encoder's input: a window of 8 s of audio, an image,
+    or a frame.
+    token_ids: int64 [rows]. positions: float32 [3, rows]. media: int64 [media], indices of media
+    rows. sources: int32 [numbers, media], digests. cache_key: the request's option.
     """
 
     def __init__(
@@ -223,7 +221,7 @@ class RowKeys:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return the number of first columns, or numbers, that are the same in both."""
+    """Return the number of first columns, or numbers, that are equal."""
     length = min(one.shape[-1], other.shape[-1])
     differs = one[..., :length] != other[..., :length]
     if differs.ndim > 1:
@@ -245,10 +243,9 @@ class PromptKeys:
 def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None) -> PromptKeys:
     """Compute the keys of a prompt. cache_key: the request's option.
 
-    The talker's row of an audio, image or video token is a hidden state of the thinker, which
-    depends on all earlier rows of the thinker, also on those that the talker does not read, such as
-    the system prompt. So its key also has its position in the thinker, and a digest of the token
-    ids before it. (Media before it are rows of the talker, too.)
+    The talker's row of a media token is a hidden state of the thinker, which depends on all its
+    earlier rows. So its key also has its position in the thinker, and a digest of the token ids
+    before it.
     """
     talks = prompt.talker
     thinker = RowKeys(prompt.token_ids.numpy(), prompt.positions.numpy(), cache_key=cache_key)
@@ -282,7 +279,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None
 
 
 def _contexts(keys: RowKeys) -> NDArray[np.int32]:
-    """Return, for each media row, the digest of all token ids before its run of media."""
+    """Return, for each media row, the digest of the token ids before its run."""
     contexts = np.empty((_NUMBERS, len(keys.media)), np.int32)
     (starts,) = (np.diff(keys.media, prepend=-2) > 1).nonzero()
     before, row = hashlib.sha256(), 0
@@ -295,7 +292,6 @@ def _contexts(keys: RowKeys) -> NDArray[np.int32]:
 
 
 def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
-    """Yield the windows of the audio clips, in order."""
     c, clips = config.thinker.audio, prompt.audio_mel
     # The width to which the encoder pads its chunks depends on all clips: see model.audio_encoder.
     width = min(c.chunk_mel_frames, max((clip.shape[1] for clip in clips), default=0))
@@ -307,7 +303,6 @@ def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
 
 
 def _frames(visuals: tuple[Visual, ...], merge_size: int) -> Iterator[Unit]:
-    """Yield the frames of images or videos, in order."""
     for visual in visuals:
         frames, height, width = visual.grid
         parts = [visual.part(index, index + 1).pixels for index in range(frames)]
@@ -315,30 +310,20 @@ def _frames(visuals: tuple[Visual, ...], merge_size: int) -> Iterator[Unit]:
             yield digest, height * width // merge_size**2
 
 
-class _Digests:
-    """Digests of the parts of tensors and arrays, computed once for each object.
+_known = WeakIdKeyDictionary()  # digests by numbers, of each tensor or array while it lives
 
-    The features and pixels of a session are the same objects in each of its turns, and never
-    change. _known: digests by the object's id, while the object lives.
+
+def _digests(
+    whole: object, parts: Sequence[NDArray[Any]], numbers: tuple[int, ...] = ()
+) -> list[bytes]:
+    """Return a digest of each part of `whole`, combined with `numbers`, computed once.
+
+    The features and pixels of a session are the same objects in each of its turns.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[object], tuple[int, ...], list[bytes]]] = {}
-
-    def __call__(
-        self, whole: object, parts: Sequence[NDArray[Any]], numbers: tuple[int, ...] = ()
-    ) -> list[bytes]:
-        """Return a digest of each part of `whole`, combined with `numbers`."""
-        key = id(whole)
-        known = self._known.get(key)
-        if known is None or known[0]() is not whole or known[1] != numbers:
-            found = [_digest(part, numbers) for part in parts]
-            reference = weakref.ref(whole, lambda _: self._known.pop(key, None))
-            known = self._known[key] = reference, numbers, found
-        return known[2]
-
-
-_digests = _Digests()
+    made: dict[tuple[int, ...], list[bytes]] = _known.setdefault(whole, {})
+    if numbers not in made:
+        made[numbers] = [_digest(part, numbers) for part in parts]
+    return made[numbers]
 
 
 def _digest(values: NDArray[Any], numbers: tuple[int, ...]) -> bytes:

@@ -44,7 +44,7 @@ _CUT = re.compile(
 
 
 class Tokenizer:
-    """Converter between text and the token ids of one checkpoint.
+    """Converter between text and token ids.
 
     Reads tokenizer.json, or else vocab.json and merges.txt, and the added tokens of
     tokenizer_config.json.
@@ -81,7 +81,6 @@ class Tokenizer:
         names = (len(token.encode()) for token in self.added_tokens)
         self._longest_bytes = max(*map(len, vocabulary), *names, 1, 1)
         self._bytes_of_symbols = {symbol: byte for byte, symbol in enumerate(_symbols())}
-        self.largest_id = max(*vocabulary.values(), *by_id, 0, 0)
         self.chat_template: Any = config.get("chat_template")
         # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
@@ -90,15 +89,11 @@ class Tokenizer:
         """Return the token ids of a text; special tokens written in it become one id each.
 
         most: a text with more tokens may be cut, as long as more than `most` ids are returned.
-        Other threads go on while a long text is tokenised.
         """
         return self._encode(self._backend, text, most)
 
     def encode_words(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a text in which the names of special tokens are words.
-
-        most: as in `encode`.
-        """
+        """Return the token ids of a text in which names of special tokens are words."""
         return self._encode(self._words, text, most)
 
     def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
@@ -148,7 +143,7 @@ class Tokenizer:
 
 
 def _portions(text: str) -> Iterator[str]:
-    """Divide a text into portions whose tokens together are the tokens of the text."""
+    """Divide a text into portions that have its tokens."""
     at, searched = 0, _PORTION
     while searched < len(text):
         found = _CUT.search(text, searched, searched + _PORTION)
@@ -180,7 +175,6 @@ def _read_backend(folder: Path) -> Backend:
 
 
 def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
-    """Add tokens that the BPE model lacks; the library numbers them in this order."""
     by_id = sorted((int(token_id), _added_token(token)) for token_id, token in added.items())
     backend.add_tokens([token for _, token in by_id])
     for token_id, token in by_id:
@@ -193,12 +187,10 @@ def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
 
 
 def _added_token(raw: dict[str, Any]) -> AddedToken:
-    """Make a token. The library prints the names of further fields."""
     return AddedToken(**{name: raw[name] for name in _TOKEN_FIELDS if name in raw})
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return the tokens that have a name, such as audio_bos_token."""
     found = {name: token for name, token in config.items() if name.endswith("_token")}
     for more in (config.get(key) for key in _MORE_TOKENS):
         found |= more if isinstance(more, dict) else {}
@@ -208,10 +200,7 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _symbols() -> list[str]:
-    """Return the characters that byte-level BPE writes for the 256 bytes.
-
-    Printable bytes stand for themselves, the others are numbered from U+0100 on (as in GPT-2).
-    """
+    """Return the characters that byte-level BPE writes for the 256 bytes, as in GPT-2."""
     printable = set(pre_tokenizers.ByteLevel.alphabet())
     others = iter(range(256, 512))
     return [chr(b) if chr(b) in printable else chr(next(others)) for b in range(256)]
@@ -221,11 +210,11 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 
 
 class SpecialNames:
-    """Names of a tokenizer's special tokens, with the patterns that find them in texts.
+    """Names of a tokenizer's special tokens, and patterns that find them.
 
-    any, ids: pattern of all names, and the token ids of each. marked: pattern of the names that are
-    words in a caller's text. heads, tails: beginnings and ends of these names; a text that ends
-    with a head or begins with a tail may form a name when it is joined to another text.
+    any, ids: pattern of all names, and their token ids. marked: pattern of the names that are words
+    in a caller's text. heads, tails: beginnings and ends of these names, which may form a name
+    where texts are joined.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
@@ -242,12 +231,11 @@ class SpecialNames:
 
 
 class LiteralText:
-    """Marker of the special tokens' names in the texts of one conversation.
+    """Marker of the special tokens' names in one conversation's texts.
 
-    `mark` puts a separator, which nobody can guess, into each name in a text, and where a name may
-    begin or end at the text's edge, since a template may join texts. `encode` splits the prompt at
-    the remaining names, which are the template's own, and tokenises the text between them as words,
-    without the separators. Most texts need no separator.
+    `mark` puts a separator, which nobody can guess, into each name in a text, and at a text's edge
+    where a template may join a name. `encode` splits the prompt at the remaining names, the
+    template's own, and tokenises the text between them as words, without the separators.
     """
 
     def __init__(self, names: SpecialNames):
@@ -262,7 +250,7 @@ class LiteralText:
         ]
 
     def mark(self, text: str) -> str:
-        """Return a caller's text with separators in its names of special tokens."""
+        """Return a text with separators in its names of special tokens."""
         marked = text
         while self._names.marked.search(marked):
             marked = self._names.marked.sub(lambda name: self._separated(name[0]), marked)
@@ -277,10 +265,7 @@ class LiteralText:
         return prompt if self._drawn is None else prompt.replace(self._drawn, "")
 
     def encode(self, prompt: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a prompt that the chat template made of marked texts.
-
-        most: see `Tokenizer.encode`.
-        """
+        """Return the token ids of a prompt made of marked texts. most: see `Tokenizer.encode`."""
         tokenizer, ids = self._names.tokenizer, self._names.ids
         # All names are the template's own, and normalisation of the text makes no new ones.
         if self._drawn is None and is_normalized("NFC", prompt):
@@ -295,7 +280,7 @@ class LiteralText:
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:
-        """Return a copy of a JSON value with every string marked, except types of items."""
+        """Mark every string of a JSON value, except types of items."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
@@ -322,7 +307,7 @@ def _any_of(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
-    """Return pairs of the words before a name, and the name; the last pair's name is empty."""
+    """Return pairs of words and the name after them; the last name is empty."""
     found, at = [], 0
     for match in names.finditer(text):
         found.append((text[at : match.start()], match[0]))
@@ -415,7 +400,6 @@ def _raise(message: str) -> NoReturn:
 
 
 def _read_template(folder: Path, of_tokenizer: Any) -> str:
-    """Read the processor's template from one of its files, or else use the tokenizer's template."""
     jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.exists():
         return read_text(jinja)

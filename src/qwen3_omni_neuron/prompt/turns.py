@@ -17,10 +17,9 @@ ROUNDING_S = 1e-3
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Kept(ShortRepr):
-    """Data of the session's caller about a turn, which are stored with it and otherwise unused.
+    """Data of the session's caller about a turn, stored with it and otherwise unused.
 
-    id: name of the turn. shown: the turn as the caller's client is shown it: JSON values and
-    arrays. size: bytes that the turn counts for.
+    id: name. shown: JSON values and arrays. size: bytes that the turn counts for.
     """
 
     id: str | None = None
@@ -35,11 +34,10 @@ class Kept(ShortRepr):
 
 @dataclass(eq=False, repr=False)
 class Turn(Kept):
-    """Message of a session's history, as given by the caller and as checked; see `Session.read`.
+    """Message of a session's history; see `Session.read`.
 
     given, checked: content, a string or a list of items; `given` holds a growing clip itself.
-    calls: an assistant's calls of tools. said: True for the text of a reply, in which names of
-    special tokens are words that the model wrote.
+    calls: of tools. said: True for the text of a reply, in which names of special tokens are words.
     """
 
     role: str
@@ -93,13 +91,11 @@ class Turn(Kept):
 class Reply(Kept):
     """Reply in a session's history: the text and the seconds of audio that the caller got.
 
-    Only the stream's reader adds to it. spoken: False for a reply in text alone. bytes_per_s: pace
-    of the speech in earlier replies. ended: no event follows. complete: the caller got its last
-    event, and not only those before a barge-in or an error. heard_s: seconds that the listener
+    spoken: False for text alone. bytes_per_s: pace of the speech in earlier replies. ended: no
+    event follows. complete: the caller got the last event. heard_s: seconds that the listener
     heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
-    by itself, else 0. deltas: parts of the text. rewritten: they are no longer the model's own; see
-    `rewrite`. sent_s: seconds of its sound that the caller's client was sent, at `speed` times the
-    reply's own.
+    by itself, else 0. deltas: parts of the text. rewritten: see `rewrite`. sent_s: seconds of sound
+    sent to the client, at `speed` times the reply's own.
     """
 
     role: ClassVar[str] = "assistant"
@@ -122,7 +118,7 @@ class Reply(Kept):
 
     @property
     def stored(self) -> dict[str, Any]:
-        """The reply as JSON values; one that still streams as if it had been stopped now."""
+        """The reply as JSON values, as if it had been stopped now."""
         return {**vars(self), "ended": True, "deltas": list(self.deltas)}
 
     def add(self, event: Event) -> None:
@@ -137,10 +133,7 @@ class Reply(Kept):
                 self.spoken_bytes = len(event.result.text.encode())
 
     def rewrite(self, text: str) -> None:
-        """Replace the text, such as by what its listener was shown of it.
-
-        It counts as spoken evenly, character by character, in the sound that was sent.
-        """
+        """Replace the text; it counts as spoken evenly in the sound that was sent."""
         self.deltas, self.rewritten, self.spoken_bytes = [text], True, 0
 
     @property
@@ -167,10 +160,7 @@ class Reply(Kept):
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:
-    """Return the bytes of text a second in a session's speech; BYTES_PER_S before there is any.
-
-    Only replies whose speech the talker ended by itself count.
-    """
+    """Return the bytes of text a second in speech that the talker ended by itself."""
     spoken = [reply for reply in replies if reply.spoken_bytes]
     text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
     return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
@@ -179,8 +169,8 @@ def mean_pace(replies: Sequence[Reply]) -> float:
 def joined_turns(entries: Iterable[Turn | Reply | None]) -> list[Turn]:
     """Return the turns that the model reads, with replies as turns.
 
-    A user's turn of images alone is joined to the user's turn after it, and calls of tools are
-    joined to the assistant's turn before them. A reply of which nothing was heard is left out.
+    A user's turn of images alone is joined to the user's next turn, calls of tools to the
+    assistant's turn before them. A reply of which nothing was heard is left out.
     """
     found: list[Turn] = []
     for entry in entries:
@@ -199,10 +189,7 @@ def joined_turns(entries: Iterable[Turn | Reply | None]) -> list[Turn]:
 
 
 def kept_content(content: Any, media: Sequence[Media]) -> Any:
-    """Return a message's content to keep, with samples in place of audio arrays and iterators.
-
-    media: the content's media, in order.
-    """
+    """Return a message's content to keep, with samples for audio arrays and iterators."""
     if isinstance(content, str):
         return str.__str__(content)
     kept, read = [], iter(media)

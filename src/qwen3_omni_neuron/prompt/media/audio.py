@@ -1,9 +1,4 @@
-"""Audio of a message item -> a mono float32 waveform at the model's rate, read in blocks.
-
-`open_audio` reads audio in every form that a caller may give as mono blocks at its own rate;
-`load_waveform` checks, resamples and joins them. `ArrivingAudio` does the same with the pieces of
-a clip that is still being recorded.
-"""
+"""Audio of a message item -> a mono float32 waveform at the model's rate, read in blocks."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -36,8 +31,8 @@ MIN_SECONDS = 0.03  # 3 mel frames; less has nothing to recognise
 class AudioSource:
     """Audio that is opened and not yet read.
 
-    rate: sampling rate in Hz. seconds: length, None if it isn't known before the end. blocks: mono
-    [samples], at most BLOCK_NUMBERS each; can be iterated once, and raises AudioError.
+    rate: in Hz. seconds: length, None if unknown. blocks: mono [samples], iterated once; raises
+    AudioError.
     """
 
     rate: float
@@ -57,16 +52,13 @@ def load_waveform(
 
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
-    of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
-    item["audio_start"], item["audio_end"]: only the audio between them is used, in seconds from its
-    beginning; an end beyond the audio means the audio's end. Nothing after it is read.
-    where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
-    of an array, or the length in a file's header, and again, as it grows, if it turns out longer.
-    warn: called for a file that is not used whole, or not as it is. Memory use is the result and
-    one block, whatever the length, rate and channels.
-    Raises PromptTooLongError when the audio is longer than limit_s, at once if its length is known,
-    else as soon as there is more. Raises AudioError when the audio can't be read, is empty, too
-    short, or holds NaN or infinity.
+    of such arrays with equal channels, read until it ends. item["audio_start"], item["audio_end"]:
+    the part that is used, in seconds.
+    where: name of the item in errors. check: called with the length that is known, and again as it
+    grows. warn: called for a file that is not used whole, or not as it is. Memory use is the result
+    and one block.
+    Raises PromptTooLongError for audio longer than limit_s, AudioError for audio that can't be
+    read, is too short, or holds NaN or infinity.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
     collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
@@ -83,10 +75,7 @@ def waveform_blocks(
     check: Check = ignore,
     warn: Warn = ignore,
 ) -> Iterator[Waveform]:
-    """Read an audio item of a message block by block: see `load_waveform`, which joins them.
-
-    Its errors are raised when the block is asked for that they concern.
-    """
+    """Read an audio item block by block: see `load_waveform`, which joins them."""
     source = open_audio(item, where, warn)
     if source.seconds is not None:
         check(source.seconds)
@@ -105,9 +94,9 @@ def waveform_blocks(
 class ArrivingAudio:
     """One clip's pieces as they arrive: checked, mixed to mono and resampled.
 
-    The samples equal those of `load_waveform` for the whole clip, to the bit, whatever the pieces.
-    sampling_rate: rate of the pieces in Hz. rate: rate of the result in Hz. where: name of the clip
-    in errors. limit_s: longest clip.
+    The samples equal those of `load_waveform` to the bit, whatever the pieces. sampling_rate: of
+    the pieces, in Hz. rate: of the result. where: name of the clip in errors. limit_s: longest
+    clip.
     """
 
     def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):
@@ -122,11 +111,9 @@ class ArrivingAudio:
         return self._mixer.channels is not None
 
     def push(self, piece: Any, sampling_rate: Any) -> Waveform:
-        """Take the next piece, [samples] or [samples, channels], any number of samples.
+        """Take the next piece, [samples] or [samples, channels]; return what it completes.
 
-        Returns the samples that it completes, at `rate`. A refused piece changes nothing. Raises
-        AudioError for a piece that is not audio, or has another rate or number of channels than
-        earlier pieces, and PromptTooLongError.
+        A refused piece changes nothing. Raises AudioError and PromptTooLongError.
         """
         now = _checked_rate(sampling_rate, self._where)
         if now != self.sampling_rate:
@@ -141,7 +128,7 @@ class ArrivingAudio:
         return samples
 
     def finish(self) -> Waveform:
-        """Return the clip's last samples. Raises AudioError, and ends nothing, for a short clip."""
+        """Return the last samples. Raises AudioError, and ends nothing, for a short clip."""
         return self._stream.finish()
 
 
@@ -155,15 +142,9 @@ class _Resampled:
 
     @property
     def seconds(self) -> float:
-        """Length of what was taken so far."""
         return self._samples / self._rate
 
     def push(self, block: Waveform) -> Waveform:
-        """Take a block; return the samples that it completes.
-
-        Raises AudioError for NaN and values larger than MOST_SAMPLE, PromptTooLongError beyond the
-        limit.
-        """
         bad = len(block) - int((np.abs(block) <= MOST_SAMPLE).sum())
         if bad:
             raise AudioError(
@@ -179,7 +160,6 @@ class _Resampled:
         return block if self._stream is None else self._stream.resample_chunk(block)
 
     def finish(self) -> Waveform:
-        """Return the last samples. Raises AudioError if the clip is too short."""
         check_length(self._samples, self._rate, self._where)
         rest = np.empty(0, np.float32)
         return rest if self._stream is None else self._stream.resample_chunk(rest, last=True)
@@ -202,18 +182,22 @@ def check_length(samples: int, rate: float, where: str) -> None:
 
 
 def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
-    """Return the error for audio too long for the context. lasts: such as "lasts 3.2 s"."""
+    """Return the error for audio too long for the context."""
     return PromptTooLongError(
         f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
         "Shorten it, or load with a larger context_length."
     )
 
 
-def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> AudioSource:
-    """Open the audio of a message item, in any of the forms that `load_waveform` describes.
+def longest_s(most_tokens: int | None, tokens_per_s: float) -> float:
+    """Return the length of audio with `most_tokens` tokens; None: any number."""
+    return math.inf if most_tokens is None else most_tokens / tokens_per_s
 
-    Only what is from audio_start to audio_end is in it (checked by item_fields). Raises
-    AudioError, which begins with `where`, for any other form.
+
+def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> AudioSource:
+    """Open the audio of a message item from audio_start to audio_end; see `load_waveform`.
+
+    Raises AudioError.
     """
     start_s, end_s = item.get("audio_start") or 0.0, item.get("audio_end") or math.inf
     source = _open(item.get("audio"), item.get("sampling_rate"), where, warn)
@@ -243,10 +227,7 @@ def _open_file(source: Source, where: str, warn: Warn) -> AudioSource:
 def at_one_rate(
     sections: Iterator[Section], rate: float, where: str, warn: Warn
 ) -> Iterator[Waveform]:
-    """Yield a file's samples as mono blocks at `rate`, that of its first ones.
-
-    Samples of another rate are resampled for themselves, from one change of rate to the next.
-    """
+    """Yield a file's samples as mono blocks at `rate`; samples of another rate are resampled."""
     first: tuple[int, int] | None = None  # rate and number of channels
     now, stream, warned, count = rate, None, False, 0
     for hertz, samples in sections:
@@ -279,7 +260,6 @@ def _last_samples(stream: Any) -> Iterator[Waveform]:
 
 
 def _between(source: AudioSource, start_s: float, end_s: float, where: str) -> AudioSource:
-    """Return the source from start_s to end_s. Raises AudioError."""
     if (start_s, end_s) == (0.0, math.inf):
         return source
     seconds = source.seconds
@@ -313,7 +293,6 @@ def _begins_late(where: str, start_s: float, seconds: float) -> AudioError:
 
 
 def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
-    """Yield the caller's blocks as they arrive."""
     mixer = _Mixer()
     for index, block in enumerate(source):
         blocks, mixer.channels = mixer.mix(block, f"{where}, block {index},")
@@ -321,15 +300,12 @@ def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
 
 
 class _Mixer:
-    """Mixer of the pieces of one clip, which must have equal channels.
-
-    channels: number of channels of the pieces so far, None before the first sample.
-    """
+    """Mixer of one clip's pieces. channels: of the pieces so far, None before the first sample."""
 
     channels: int | None = None
 
     def mix(self, piece: Any, place: str) -> tuple[Iterator[Waveform], int | None]:
-        """Return a piece's mono blocks, and the clip's number of channels after it."""
+        """Return a piece's mono blocks, and the number of channels after it."""
         samples = _numbers(piece, place)
         if samples.ndim not in (1, 2):
             raise _bad_shape(place, samples)
@@ -346,7 +322,6 @@ class _Mixer:
 
 
 def _numbers(source: Any, where: str) -> NDArray[Any]:
-    """Return the source as an array of integers or floating point numbers."""
     try:
         samples = np.asarray(source)
     except Exception as error:  # also an error of the caller's object
@@ -374,7 +349,7 @@ def _bad_shape(where: str, samples: NDArray[Any]) -> AudioError:
 
 
 def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
-    """Yield [samples] or [samples, channels] of any numbers in blocks, averaged over channels."""
+    """Yield samples in blocks, averaged over channels."""
     at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
     for start in range(0, len(samples), at_once):
         # Contiguous, because numpy sums non-contiguous channels in another order.

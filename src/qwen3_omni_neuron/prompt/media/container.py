@@ -74,10 +74,9 @@ class _Nameless:
 
 @contextmanager
 def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
-    """Open a file with PyAV, and close it afterwards. kind: "audio" or "video", for errors.
+    """Open a file with PyAV, and close it afterwards. kind: "audio" or "video".
 
-    Raises AudioError or VideoError, which begins with `where`, when PyAV is not installed or the
-    file can't be opened, and inside the context for PyAV's errors and for too many packets.
+    Raises AudioError or VideoError, also for PyAV's errors inside the context.
     """
     error, name = _ERRORS[kind], name_of(source)
     try:
@@ -115,7 +114,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
 
 
 def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -> InputError:
-    """Return the error for a stream whose codec can't be decoded. kind: "audio" or "video"."""
+    """Return the error for a stream whose codec can't be decoded."""
     return error(
         f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
         "here. Export it with another one, such as H.264 and AAC."
@@ -123,10 +122,9 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
 
 
 class Packets:
-    """Packets of a stream of an opened file, and what all its packets tell of losses.
+    """Packets of a stream, and what all the file's packets tell of losses.
 
-    failed: number of packets that could not be read or decoded. restarts: how often timestamps of
-    the stream began anew, as in files that are joined.
+    failed: number that could not be read or decoded. restarts: how often timestamps began anew.
     """
 
     def __init__(self, container: "InputContainer", stream: "Stream"):
@@ -136,7 +134,7 @@ class Packets:
         self._next_s = -math.inf  # decoding time of the stream's next packet
 
     def __iter__(self) -> "Iterator[Packet]":
-        """Yield the packets as far as they can be read. Raises av.FFmpegError if none can."""
+        """Yield the packets that can be read. Raises av.FFmpegError if none can."""
         import av
 
         count = 0
@@ -171,7 +169,7 @@ class Packets:
             self._next_s = now_s + duration_s
 
     def decoded(self, packet: "Packet") -> list[Any]:
-        """Return the frames of a packet of audio or video, none if it can't be decoded."""
+        """Return the frames of a packet, none if it can't be decoded."""
         import av
 
         try:
@@ -185,7 +183,7 @@ class Packets:
     def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
         """Return what is lost of the file; empty if it is whole.
 
-        promised_s: length that the header promises. found_s: length of the stream that was read.
+        promised_s, found_s: length by the header, and of the stream that was read.
         """
         name = self._container.format.name
         if name.startswith("matroska") and self._end_s > self._begin_s:
@@ -208,10 +206,7 @@ class Packets:
 
 
 def _losses(said: list[str], promised_s: float | None, found_s: float, left: int) -> str:
-    """Return the one sentence about a damaged file; see Packets.losses.
-
-    said: the decoder's errors. left: number of bytes after the end.
-    """
+    """Return the sentence about a damaged file. left: bytes after the end."""
     if promised_s is not None and abs(promised_s - found_s) > _MISSING_S:
         said.append(f"its header promises {promised_s:.2f} s and {found_s:.2f} s are there")
     if left > _ID3_BYTES:
@@ -231,7 +226,7 @@ def _left_of_chunk(file: BinaryIO) -> int:
 
 
 def _left_of_next(file: BinaryIO, end: int) -> int:
-    """Return how many bytes follow the last packet from the next file's beginning on."""
+    """Return how many bytes follow from another file's beginning on."""
     size = file.seek(0, 2)
     file.seek(end)
     found = _NEXT_FILE.search(file.read(_TAIL))
@@ -239,7 +234,6 @@ def _left_of_next(file: BinaryIO, end: int) -> int:
 
 
 def _torn_ogg(file: BinaryIO) -> list[str]:
-    """Return what is wrong with an Ogg file whose last page isn't marked as the last."""
     file.seek(max(0, file.seek(0, 2) - _OGG_PAGE))
     tail = file.read()
     flags = tail[tail.rfind(b"OggS") + 5 :][:1]
@@ -247,10 +241,7 @@ def _torn_ogg(file: BinaryIO) -> list[str]:
 
 
 def promised_s(container: "InputContainer", stream: "Stream", source: Source) -> float | None:
-    """Return the length in seconds that a file's header promises; None if it promises none.
-
-    FFmpeg guesses the length of other files from their size and bit rate.
-    """
+    """Return the length in seconds that a file's header promises, None if it promises none."""
     name = container.format.name
     of_file = container.duration / 1e6 if container.duration else math.inf
     of_stream = float((stream.duration or 0) * (stream.time_base or 0)) or math.inf
@@ -281,8 +272,8 @@ def _read(source: Source, at: int, count: int) -> bytes:
 class OpenedSound:
     """Sound of a file, not yet decoded.
 
-    rate: sampling rate of its first samples in Hz. seconds: length that the header promises, None
-    if it promises none. sections: its samples; can be iterated once, and raises AudioError.
+    rate: of its first samples in Hz. seconds: length by the header, None if unknown. sections:
+    samples, iterated once.
     """
 
     rate: int
@@ -291,11 +282,7 @@ class OpenedSound:
 
 
 def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
-    """Open a file of sound, or the first audio stream of a video.
-
-    warn: called at the end of the samples for a file that is not read whole.
-    Raises AudioError, which begins with `where`, for a file that is not read.
-    """
+    """Open a file of sound, or the first audio stream of a video. Raises AudioError."""
     found = read_format(source, where, "audio")
     opened = _by_soundfile(source, where, warn) if found.library == "soundfile" else None
     return opened or _by_pyav(source, where, warn)
@@ -375,7 +362,6 @@ def _audio_stream(container: "InputContainer", source: Source, where: str) -> "A
 def _pyav_sections(
     source: Source, where: str, warn: Warn, promised: float | None
 ) -> Iterator[Section]:
-    """Decode a file's samples. promised: see `promised_s`."""
     found, batch = 0.0, _Batch()
     with opened(source, where, "audio") as container:
         packets = Packets(container, _audio_stream(container, source, where))
@@ -396,7 +382,6 @@ class _Batch:
         self._rate = self._numbers = 0
 
     def add(self, frame: "AudioFrame") -> Iterator[Section]:
-        """Take a frame; yield the blocks that are ready."""
         samples = frame_samples(frame)
         if self._parts and (frame.sample_rate, samples.shape[1], samples.dtype) != (
             *(self._rate, self._parts[0].shape[1], self._parts[0].dtype),
@@ -409,7 +394,6 @@ class _Batch:
             yield from self.take()
 
     def take(self) -> Iterator[Section]:
-        """Yield what is left."""
         if self._parts:
             block = np.concatenate(self._parts)
             self._parts, self._numbers = [], 0
@@ -417,7 +401,7 @@ class _Batch:
 
 
 def frame_samples(frame: "AudioFrame") -> NDArray[Any]:
-    """Return a frame's samples, [samples, channels], of the type that they have."""
+    """Return a frame's samples, [samples, channels]."""
     import av
 
     channels, planar = frame.layout.nb_channels, frame.format.is_planar

@@ -42,11 +42,10 @@ def ignore(*_: object) -> None:
 
 
 def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
-    """Return the file or the bytes that the value of a media item names; None if it names neither.
+    """Return the file or the bytes that a media item names; None if it names neither.
 
-    A string is a path, or a URL: file:// of this machine, with percent escapes, or data: in base64,
-    of which the bytes are returned. Nothing is fetched. where: name of the item in errors.
-    Raises `error` for any other URL.
+    A string is a path, or a URL: file:// of this machine, or data: in base64. Raises `error` for
+    any other URL.
     """
     if isinstance(value, bytearray):
         return bytes(value)  # copied here, once: io.BytesIO copies one whenever it is opened
@@ -86,7 +85,7 @@ def _of_data_url(url: str, where: str, error: type[InputError]) -> bytes:
 
 
 def name_of(source: Source) -> str:
-    """Return the name of a source for errors: its path, or its number of bytes."""
+    """Return the name of a source for errors."""
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     return printable(str(source), _NAME_CHARACTERS)
@@ -95,8 +94,7 @@ def name_of(source: Source) -> str:
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     """Open the source for reading; the caller closes it.
 
-    where: name of the item in errors.
-    Raises `error` when the source does not exist, is a folder, a pipe or a device, or is empty.
+    Raises `error` for what is missing, empty, or not a regular file.
     """
     if isinstance(source, bytes):
         if not source:
@@ -122,7 +120,7 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
 
 
 def real_number(value: Any) -> float | None:
-    """Return a finite number as a float, and None for anything else: a bool, NaN, one too large."""
+    """Return a finite number as a float, None for anything else, also for a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -133,7 +131,7 @@ def real_number(value: Any) -> float | None:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return an integer of any size, and None for anything else: a bool, 2.0."""
+    """Return an integer, None for anything else, also for a bool."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     try:
@@ -228,15 +226,14 @@ _PATTERNS = tuple(
 
 
 def file_format(head: bytes) -> FileFormat | None:
-    """Return the format of a file, None if it isn't known. head: its first HEAD_BYTES bytes."""
+    """Return the format of a file, None if unknown. head: its first HEAD_BYTES bytes."""
     return next((found for pattern, found in _PATTERNS if pattern.match(head)), None)
 
 
 def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
     """Return the format of a file that is to be read as `wanted`. A video can be read as audio.
 
-    where: name of the item in errors. Raises AudioError, ImageError or VideoError for a file of
-    another kind, and for a format that is not read, which it names.
+    Raises AudioError, ImageError or VideoError for another kind, and a format that is not read.
     """
     error, name = _ERRORS[wanted], name_of(source)
     with open_media(source, where, error) as file:
@@ -278,10 +275,9 @@ Refusal = Callable[[str, str | None], Exception]
 
 @dataclass(frozen=True)
 class FieldValues:
-    """Values that a field takes.
+    """Values of a field, in words, as a function and for JSON Schema.
 
-    phrase: the values, after "it is". read: returns the value to use, None for a wrong one. schema:
-    the values in the words of JSON Schema.
+    phrase: after "it is". read: returns the value to use, None for a wrong one.
     """
 
     phrase: str
@@ -343,7 +339,6 @@ def _pixels(value: Any) -> int | None:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Return a value that the reader of the medium checks."""
     return value
 
 
@@ -394,7 +389,7 @@ _ELSEWHERE = {
 
 
 def fields_of(kind: str, over_http: bool = False) -> dict[str, ItemField]:
-    """Return the fields of a kind of item by name: those in Python, or those over HTTP."""
+    """Return the fields of a kind of item by name, in Python or over HTTP."""
     return {f.name: f for f in ITEM_FIELDS if kind in f.kinds and (f.over_http or not over_http)}
 
 
@@ -408,10 +403,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked fields of an item, without those that are None.
 
-    given: its fields, without its type and its medium. where: name of the item in errors. of_file:
-    whether its medium is a file, not frames.
-    Raises the error that `refusal` makes for an unknown field, a wrong value, or fields that
-    contradict each other.
+    given: its fields, without its type and its medium. of_file: its medium is a file, not frames.
+    Raises the error that `refusal` makes for an unknown field, a wrong value, or a contradiction.
     """
     known = fields_of(kind, over_http)
     made: dict[str, Any] = {}
@@ -437,7 +430,7 @@ def read_fields(
 
 
 def unknown_name(name: Any, known: list[str]) -> str:
-    """Return the end of a sentence about an unknown field, with a hint. known: all names."""
+    """Return the end of a sentence about an unknown field. known: all names."""
     hint = "" if not isinstance(name, str) else _hint(name, known)
     return f"an unknown field {format_value(name)}.{hint} It may have {', '.join(known)}."
 
@@ -456,7 +449,7 @@ def _text(name: Any) -> str | None:
 
 
 def _contradictions(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with several fields together, and the field to change."""
+    """Yield what is wrong with fields together, and the field to change."""
     if "fps" in made and "nframes" in made:
         yield "fps and nframes. Give one of them.", "nframes"
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):

@@ -37,17 +37,14 @@ def load_image(
 ) -> "Image":
     """Read an image item of a message, in RGB.
 
-    item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
-    [height, width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4,
-    of uint8 or of floats in [0, 1]. An array that fits both orders has its channels last.
-
-    A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
-    mix with white, an animation its first frame, and 16-bit grey its high byte.
-    where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the height
-    and width of a file's image before it is decoded and rotated. warn: called for a file
-    or PIL image that is not used as it is.
-    Raises ImageError when it can't be read, has no pixels, has NaN or numbers out of range, or has
-    one side more than MAX_ASPECT times the other.
+    item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor [height,
+    width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4, of uint8 or
+    of floats in [0, 1].
+    A file or PIL image is rotated by its EXIF orientation. Transparent pixels are mixed with white,
+    an animation is its first frame, and 16-bit grey its high byte.
+    where: name of the item in errors. check: called with the height and width of a file's image
+    before it is decoded. warn: called for an image that is not used as it is.
+    Raises ImageError.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """
     from PIL.Image import Image
@@ -97,7 +94,6 @@ def _noted(said: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _image_errors(where: str, name: str) -> Iterator[None]:
-    """Raise ImageError for any error."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -137,10 +133,7 @@ def _upright_rgb(picture: "Image") -> "Image":
 
 
 def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert 16-bit grey to 8-bit. Pillow's conversion would make all values above 255 white.
-
-    Mode I holds any integers; an image of values up to 255 is taken as 8-bit.
-    """
+    """Convert 16-bit grey to 8-bit; mode I with values up to 255 is taken as 8-bit."""
     if values.dtype.itemsize > 2 and values.max(initial=0) <= 255:
         return values.clip(0, 255).astype(np.uint8)
     return (values.clip(0, 65535).astype(np.int64) >> 8).astype(np.uint8)

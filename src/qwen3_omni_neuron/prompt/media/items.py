@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.audio import load_waveform, longest_s
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.log_mel import Clip, GrowingClip, MelSettings
 from qwen3_omni_neuron.prompt.media.pixels import (
@@ -40,7 +40,7 @@ class AudioItem:
 
 @dataclass(frozen=True)
 class ImageItem:
-    """Image, resized. warnings: see prompt.media.fields.Warn."""
+    """Image, resized."""
 
     visual: Visual
     warnings: tuple[str, ...] = ()
@@ -57,11 +57,7 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class VideoItem:
-    """Video, resized.
-
-    fps: rate of its pictures. clip: its audio, None if it has no audio or it isn't wanted.
-    warnings: see prompt.media.fields.Warn.
-    """
+    """Video, resized. fps: rate of its pictures. clip: its audio, None without."""
 
     visual: Visual
     fps: float
@@ -94,9 +90,7 @@ def _size(picture: NDArray[np.uint8]) -> Item:
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    pixels: settings of the pixels. mel: settings of the audio features. settings: the checkpoint's
-    settings. use_audio_in_video: whether a video's audio is wanted. most_tokens: maximum number of
-    tokens of one clip; a longer one is refused before it is decoded.
+    most_tokens: of one clip; a longer one is refused before it is decoded.
     """
 
     def __init__(
@@ -109,13 +103,12 @@ class MediaLoader:
     ):
         self._pixels, self._mel, self._settings = pixels, mel, settings
         self._audio_rate = mel.rate if use_audio_in_video else None
-        self._limit_s = settings.longest_audio_s(most_tokens)
+        self._limit_s = longest_s(most_tokens, settings.audio_tokens_per_s)
 
     def read(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
-        """Read an item.
+        """Read an item. kind: "audio", "image" or "video". where: its name in errors.
 
-        kind: "audio", "image" or "video". where: name of the item in errors. Raises AudioError,
-        ImageError, VideoError or PromptTooLongError.
+        Raises AudioError, ImageError, VideoError or PromptTooLongError.
         """
         warnings: list[str] = []
         warn, rate, sizes = warnings.append, self._mel.rate, self._pixels.sizes

@@ -1,10 +1,8 @@
-"""Log-mel features, computed as the audio arrives.
+"""Audio clips and their log-mel features, computed once, as the audio arrives.
 
-A clip of an hour takes the memory of its features and of one block. A frame is complete 200 samples
-after its middle; a later, louder part of the clip changes only the floor that `scaled` applies.
 Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last block padded with
-zeros. A matrix product may round a frame differently in a block of another size; with one size
-every frame is the same to the bit, however the samples arrived.
+zeros: with one size of block every frame is the same to the bit, however the samples arrived. A
+later, louder part of the clip changes only the floor that `scaled` applies.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
@@ -36,8 +34,8 @@ RANGE = 8.0  # in log10 units (80 dB): values further below the clip's peak are 
 class MelSettings:
     """Settings of a checkpoint's mel features.
 
-    n_fft: samples of one frame. hop: samples from one frame to the next. filters: float32
-    [mel_bins, n_fft // 2 + 1]. rate: sampling rate in Hz.
+    n_fft: samples of a frame. hop: samples from frame to frame. filters: float32 [mel_bins, n_fft
+    // 2 + 1]. rate: in Hz.
     """
 
     n_fft: int
@@ -47,10 +45,7 @@ class MelSettings:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "MelSettings":
-        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
-
-        Raises CheckpointError for settings that aren't supported.
-        """
+        """Read preprocessor_config.json's settings. Raises CheckpointError."""
         check_served(settings, {"dither": 0.0, "padding_value": 0.0, "padding_side": "right"})
         n_fft = whole_setting(settings, "n_fft", 400, _MOST_FFT)
         hop = whole_setting(settings, "hop_length", 160, _MOST_FFT)
@@ -67,17 +62,16 @@ class MelSettings:
     def frames(self, samples: int, padded_samples: int) -> int:
         """Count the frames of a clip when the longest clip of its request has padded_samples.
 
-        Every frame begins inside its clip. The last frame of the longest clip, which has only the
-        mirror image of its end, does not count: 330 samples are 2 frames alone, and 3 in a request
-        with a clip of 480.
+        The last frame of the longest clip has only the mirror image of its end and does not count:
+        330 samples are 2 frames alone, and 3 beside a clip of 480.
         """
         return min(math.ceil(samples / self.hop), padded_samples // self.hop)
 
 
 class LogMelStream:
-    """Features of one clip, computed as its samples arrive. Used by one thread.
+    """Features of one clip, computed as its samples arrive.
 
-    samples: number of samples so far. peak: largest value so far in the returned frames.
+    samples: number of samples so far. peak: largest value in the returned frames.
     """
 
     def __init__(self, settings: MelSettings):
@@ -90,10 +84,10 @@ class LogMelStream:
         self._held: list[Waveform] = []
 
     def push(self, samples: Waveform) -> Tensor:
-        """Take any number of next samples; return the blocks of frames that they complete.
+        """Take the next samples; return the blocks of frames that they complete.
 
-        Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, 0 dB at
-        0.0, not yet `scaled`. Working memory grows with the number of samples in one call.
+        Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, not yet
+        `scaled`.
         """
         self.samples += len(samples)
         self._held.append(samples)
@@ -111,9 +105,8 @@ class LogMelStream:
     def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
         """Return the frames after those of `push`, as if the clip ended here, and the peak.
 
-        padded_samples: length of the longest clip of the request, to which the reference pads
-        this one with zeros; None: this clip's own length. The stream does not change: it can be
-        finished with another length, or go on. Raises AudioError if the length is too short.
+        padded_samples: length of the longest clip of the request. The stream does not change.
+        Raises AudioError if the length is too short.
         """
         n_fft, hop = self._settings.n_fft, self._settings.hop
         padded, half = max(self.samples, padded_samples or 0), n_fft // 2
@@ -132,7 +125,7 @@ class LogMelStream:
         return mel[:, :kept], max(self.peak, mel.max().item())
 
     def _tail(self, zeros: int) -> Waveform:
-        """Return the samples from the first one of the next frame on, followed by zeros."""
+        """Return the samples from the next frame's first on, followed by zeros."""
         tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
         if self._frames:
             return tail
@@ -141,7 +134,6 @@ class LogMelStream:
         return np.concatenate((tail[self._settings.n_fft // 2 : 0 : -1], tail))
 
     def _compute(self, tail: Waveform, count: int) -> Tensor:
-        """Compute the first `count` frames of a tail."""
         n_fft, hop, filters = self._settings.n_fft, self._settings.hop, self._settings.filters
         mel = torch.empty(len(filters), count)
         for start in range(0, count, BLOCK_FRAMES):
@@ -157,11 +149,7 @@ class LogMelStream:
 
 
 def scaled(mel: Tensor, peak: float) -> Tensor:
-    """Scale frames of a LogMelStream for the encoder, in place.
-
-    peak: peak of the whole clip. Values below peak - 8 are raised to peak - 8; then 4 is added, and
-    the sum is divided by 4.
-    """
+    """Scale frames of a LogMelStream for the encoder, in place. peak: that of the whole clip."""
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
 
@@ -169,8 +157,7 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
     """Compute the features of one clip, float32 [mel_bins, frames].
 
     samples: float32, at the extractor's rate. padded_samples: length of the longest clip of the
-    request. The features equal those of the extractor in one call with padding=True, where its
-    attention mask is true.
+    request.
     """
     padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
@@ -187,7 +174,7 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
 def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
     """Compute triangular filters of equal area, float64 [mel_bins, bins].
 
-    bins: number of frequencies of the transform, from 0 to rate / 2.
+    bins: number of frequencies from 0 to rate / 2.
     Source: transformers audio_utils.mel_filter_bank, with the norm and the scale of Slaney.
     """
     top_mels = _KNEE_MELS + np.log(MAX_HZ / _KNEE_HZ) / _LOG_STEP
@@ -207,10 +194,10 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Clip:
-    """Complete audio clip.
+    """Complete audio clip. rate: in Hz.
 
-    rate: sampling rate in Hz. The features of its end depend on the longest clip of the
-    conversation, to which the reference pads it.
+    The features of its end depend on the longest clip of the conversation, to which the reference
+    pads it.
     """
 
     def __init__(self, waveform: Waveform, settings: MelSettings):
@@ -230,7 +217,7 @@ class Clip:
 
     @property
     def item(self) -> dict[str, Any]:
-        """The samples so far as the fields of an item of a message."""
+        """The samples so far as fields of a message's item."""
         return {"audio": self.waveform, "sampling_rate": self.rate}
 
     def mel(self, padded_samples: int) -> Tensor:
@@ -249,11 +236,7 @@ class Clip:
 
 
 class GrowingClip(Clip):
-    """Audio clip that arrives in pieces, whose features are computed as they arrive.
-
-    sampling_rate: rate of the pieces in Hz. where: name of the clip in errors. limit_s: longest
-    clip.
-    """
+    """Audio clip that arrives in pieces. Arguments: see prompt.media.audio.ArrivingAudio."""
 
     def __init__(
         self, sampling_rate: Any, settings: MelSettings, where: str, limit_s: float = math.inf
@@ -283,7 +266,7 @@ class GrowingClip(Clip):
 
     @property
     def peak(self) -> float:
-        """Largest value so far; see prompt.media.log_mel.LogMelStream."""
+        """Largest value so far; see LogMelStream."""
         return self._stream.peak
 
     def push(self, piece: Any, sampling_rate: Any) -> None:
@@ -291,22 +274,16 @@ class GrowingClip(Clip):
         self._add(self._audio.push(piece, sampling_rate))
 
     def end(self) -> None:
-        """End the clip: take the resampler's last samples.
-
-        Raises AudioError, and ends nothing, if the clip is too short.
-        """
+        """End the clip. Raises AudioError, and ends nothing, if it is too short."""
         self._add(self._audio.finish())
 
     def complete_mel(self, frames: int) -> Tensor:
-        """Return the features so far, in whole groups of `frames` frames.
-
-        They are scaled with the peak so far: a later, louder part can change them.
-        """
+        """Return the features of whole groups of frames, scaled with the peak so far."""
         mel = self._unscaled()
         return scaled(mel[:, : self.complete_frames(frames)].clone(), self._stream.peak)
 
     def complete_frames(self, frames: int) -> int:
-        """Count the frames so far, in whole groups of `frames` frames."""
+        """Count the frames so far, in whole groups of `frames`."""
         there = sum(block.shape[1] for block in self._blocks)
         return there - there % frames
 
@@ -332,8 +309,8 @@ class GrowingClip(Clip):
 def features(clips: Sequence[Clip], growing_frames: int | None = None) -> list[Tensor]:
     """Return the features of one conversation's clips, float32 [mel_bins, frames] each.
 
-    growing_frames: given if the last clip is still arriving, whose features are then its whole
-    groups of that many frames.
+    growing_frames: set if the last clip still arrives; its features are whole groups of that many
+    frames.
     """
     longest = max((clip.samples for clip in clips), default=0)
     if growing_frames is None:

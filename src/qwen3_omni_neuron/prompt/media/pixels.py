@@ -1,4 +1,7 @@
-"""Images and video frames -> pixels in the vision encoder's input size, and its patches."""
+"""Images and video frames -> pixels in the vision encoder's input size, and its patches.
+
+Nothing here needs torch at import, because a process that only decodes uses it, too.
+"""
 
 import math
 from collections.abc import Mapping
@@ -39,11 +42,10 @@ _RESIZED_TOKENS = (4, 16384)
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits of an item's size, as prompt.media.fields reads them.
+    """Limits of an item's size, as prompt.media.fields reads them; None: the default of its kind.
 
-    min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
-    total_pixels: most pixels of a video's frames / 2. resized_height, resized_width: the size
-    itself, which is rounded to whole tokens. detail: one of DETAILS, None: "auto".
+    min_pixels, max_pixels: after resizing. total_pixels: of a video's frames / 2. resized_height,
+    resized_width: the size itself, rounded to whole tokens.
     """
 
     min_pixels: int | None = None
@@ -55,7 +57,7 @@ class SizeLimits:
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> "SizeLimits":
-        """Return the limits in the fields of a message's item."""
+        """Return the limits in a message item's fields."""
         return cls(**{name: item.get(name) for name in SIZE_FIELDS})
 
 
@@ -71,8 +73,7 @@ USUAL = SizeLimits()
 class VisualSize:
     """Size of an image or video before it is decoded.
 
-    height, width: in pixels. frames: number of a video's frames, None for an image. where: name of
-    the item in errors.
+    height, width: in pixels. frames: None for an image. where: name of the item in errors.
     """
 
     where: str
@@ -91,9 +92,8 @@ class VisualSize:
 class Sizes:
     """Sizes of patches and images in a checkpoint's preprocessor_config.json.
 
-    patch_size: side of a patch in pixels. merge_size: patches on each side of the square that
-    becomes one token. temporal_patch_size: frames in a patch. min_pixels, max_pixels: number of
-    pixels of an image after resizing.
+    patch_size: side of a patch in pixels. merge_size: patches on each side of a token's square.
+    temporal_patch_size: frames in a patch. min_pixels, max_pixels: of an image after resizing.
     """
 
     patch_size: int
@@ -104,10 +104,7 @@ class Sizes:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "Sizes":
-        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
-
-        Raises CheckpointError for settings that make no patches.
-        """
+        """Read a preprocessor_config.json's settings, with the defaults of transformers."""
         size = settings.get("size") or {}
         if not isinstance(size, dict):
             raise CheckpointError(
@@ -128,9 +125,9 @@ class Sizes:
     def grid(self, size: VisualSize) -> Grid:
         """Return the grid of patches of an image or video.
 
-        Its first number is 1 for an image, and counts groups of frames of a video, whose limits
-        count the pixels of a frame. Raises ImageError or VideoError where nothing is to be seen, or
-        for a side more than MAX_ASPECT times the other.
+        Its first number is 1 for an image, and counts groups of a video's frames. Raises ImageError
+        or VideoError where nothing is to be seen, or a side is more than MAX_ASPECT times the
+        other.
         """
         height, width = size.height, size.width
         if height < 1 or width < 1:
@@ -150,18 +147,14 @@ class Sizes:
 
     @property
     def _token_pixels(self) -> int:
-        """Pixels of a token."""
         return (self.patch_size * self.merge_size) ** 2
 
     def _resized(
         self, size: VisualSize, height: int, width: int, limits: PixelLimits
     ) -> tuple[int, int]:
-        """Return the height and width to which an image is resized.
+        """Return the height and width to which an image is resized, multiples of a token's side.
 
-        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
-        is within the limits, unless one such multiple a side is already more.
-        size: the image, whose error is raised where one side is more than MAX_ASPECT times the
-        other. Source: transformers smart_resize.
+        Source: transformers smart_resize.
         """
         aspect = max(height, width) / min(height, width)
         if aspect > MAX_ASPECT:
@@ -222,19 +215,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """Settings of a checkpoint for decoding media.
-
-    audio_rate: sampling rate in Hz. audio_tokens_per_s: number of tokens of a second of audio.
-    sizes: sizes to which images and frames are resized.
-    """
+    """Settings of a checkpoint for decoding media. audio_rate: in Hz."""
 
     audio_rate: int
     audio_tokens_per_s: float
     sizes: Sizes
-
-    def longest_audio_s(self, most_tokens: int | None) -> float:
-        """Return the length of audio with `most_tokens` tokens; None: any number."""
-        return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s
 
 
 CHANNELS = 3
@@ -245,10 +230,7 @@ _STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resize an RGB image to (height, width), uint8 [height, width, 3].
-
-    An image that has the size already is unchanged, to the bit.
-    """
+    """Resize an RGB image to (height, width), uint8 [height, width, 3], unless it has that size."""
     height, width = size
     if picture.size != (width, height):
         picture = picture.resize((width, height), resample=_BICUBIC)
@@ -257,9 +239,8 @@ def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class PixelSettings:
-    """Settings of a checkpoint's image processor, with which it makes pixels.
+    """Settings of a checkpoint's image processor. levels: float32 [256, 3], input values.
 
-    levels: float32 [256, 3], the input value for each level of each channel.
     Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
     """
 
@@ -268,10 +249,7 @@ class PixelSettings:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "PixelSettings":
-        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
-
-        Raises CheckpointError for settings that make no patches or are not supported.
-        """
+        """Read preprocessor_config.json's settings. Raises CheckpointError."""
         served = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
         check_served(settings, {**served, "resample": _BICUBIC})
         return cls(Sizes.of(settings), _levels(settings))
@@ -281,11 +259,10 @@ class PixelSettings:
         return Visual(resize(picture, self.sizes.pixels(grid))[None], self)
 
     def video(self, frames: NDArray[np.uint8], grid: Grid) -> "Visual":
-        """Resize frames, [n, height, width, 3], which must not change later, to a grid of patches.
+        """Resize frames, uint8 [n, height, width, 3], which must not change later, to a grid.
 
-        The last frame is repeated up to a multiple of temporal_patch_size.
-        Frames are resized by Pillow here and by torchvision in the reference: both are bicubic with
-        antialiasing, and a pixel differs by at most one of 256 levels.
+        The last frame is repeated up to a multiple of temporal_patch_size. Pillow here and
+        torchvision in the reference differ by at most one of 256 levels.
         """
         from PIL import Image
 
@@ -302,10 +279,10 @@ class PixelSettings:
 
 @dataclass(frozen=True, eq=False)
 class Visual:
-    """Image or video in the vision encoder's input size, as pixels.
+    """Image or video in the vision encoder's input size.
 
-    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures for each frame of the
-    grid, or one picture for an image, which fills a frame alone. They never change.
+    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures a frame of the grid, or
+    one picture of an image. They never change.
     """
 
     pixels: NDArray[np.uint8]

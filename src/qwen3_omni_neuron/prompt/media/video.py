@@ -49,17 +49,12 @@ def load_video(
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of images in the forms of an image item.
-    Its other fields are checked (prompt.media.fields).
-    item["fps"]: for frames their rate, which is required. For a file, the number of frames sampled
-    a second (2), at least item["min_frames"] (4) and at most item["max_frames"] (768) in all; or
-    item["nframes"], their number, rounded to an even one.
-    item["video_start"], item["video_end"]: part of a file, in seconds from its first frame. See
-    `read_video_file` for the choice of frames.
-    item["audio"], item["sampling_rate"]: audio in place of the file's audio, in a form of an audio
-    item.
-    audio_rate: sampling rate of the result's audio in Hz; None if it isn't wanted.
-    where: name of the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit,
-    threads, warn: see `read_video_file`; check, fit and threads are for files alone.
+    item["fps"]: for frames their rate, which is required; for a file the frames sampled a second
+    (2), at least item["min_frames"] (4) and at most item["max_frames"] (768); or item["nframes"],
+    their number. item["video_start"], item["video_end"]: part of a file, in seconds. item["audio"],
+    item["sampling_rate"]: audio in place of the file's.
+    audio_rate: rate of the result's audio in Hz; None if it isn't wanted. Others: see
+    `read_video_file`.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames), qwen-omni-utils
     smart_nframes (nframes), qwen-vl-utils (video_start, video_end).
@@ -106,7 +101,6 @@ def frame_rate(fps: Any, usual: float | None, where: str) -> float:
 
 
 def _sampling(item: Mapping[str, Any], where: str) -> Sampling:
-    """Return which frames of a file are asked for. Raises VideoError."""
     usual = Sampling()
     nframes, low, high = (item.get(name) for name in ("nframes", "min_frames", "max_frames"))
     most = usual.max_frames if high is None else high
@@ -127,7 +121,7 @@ def _sampling(item: Mapping[str, Any], where: str) -> Sampling:
 
 
 def _exact(seconds: float) -> Fraction:
-    """Return a moment of a file in seconds. 0.1 is a tenth, not the float next to it."""
+    """Return a moment in seconds. 0.1 is a tenth, not the float next to it."""
     return Fraction(str(float(seconds)))
 
 

@@ -38,8 +38,8 @@ _UNDATED = -(1 << 63)  # timestamp of a packet without one, as in FFmpeg
 class Sampling:
     """Which frames of a file the model sees.
 
-    nframes: their number, even; None: fps a second, at least min_frames and at most max_frames.
-    start_s, end_s: part of the file, in seconds from its first frame; end_s None: to its end.
+    nframes: their number, even; None: fps a second, within min_frames and max_frames. start_s,
+    end_s: part of the file, end_s None: to its end.
     """
 
     fps: float = 2.0
@@ -54,15 +54,11 @@ class Sampling:
 class Timeline:
     """Timestamps of the frames of a file, or of a part of it.
 
-    ticks: int64 [frames], ascending; the frames' presentation timestamps.
-    shown: int64 [frames]; what the decoder tells of the frame on the screen: its timestamp, or if
-    `counted` its number. An empty packet shows the frame before it once more.
-    tick: seconds of one tick.
-    seconds: length of the video, from the start of the first frame to the end of the last.
-    constant: every frame is shown equally long, apart from the rounding of timestamps.
-    counted: frames are told by their number, because the decoder's timestamps are of no use.
-    start: beginning of the first frame, in seconds of the file's clock.
-    keys: int64 [keyframes, 2]; numbers of the packets with keyframes, and their timestamps.
+    ticks: int64 [frames], ascending presentation timestamps. shown: int64 [frames], timestamp of
+    the picture on the screen, or its number if `counted`. tick: seconds of a tick. seconds: length.
+    constant: every frame is shown equally long, but for rounding. counted: the decoder's timestamps
+    are of no use. start: in seconds of the file's clock. keys: int64 [keyframes, 2], packets'
+    numbers and timestamps.
     """
 
     ticks: NDArray[np.int64]
@@ -85,8 +81,8 @@ class Timeline:
     def part(self, start_s: Fraction, end_s: Fraction | None) -> "Timeline":
         """Return the part from start_s, below `seconds`, to end_s.
 
-        At a constant rate these are the frames that begin from start_s to end_s, both included, as
-        in qwen-vl-utils; else also the frame on the screen at start_s.
+        At a constant rate these are the frames that begin in it, as in qwen-vl-utils; else also the
+        frame on the screen at start_s.
         """
         if not start_s and end_s is None:
             return self
@@ -110,7 +106,7 @@ class Timeline:
         return replace(self, ticks=ticks, shown=self.shown[kept], seconds=seconds, start=start)
 
     def packet_before(self, tick: int) -> int:
-        """Return the number of the packet from which on packets are decoded to see a frame."""
+        """Return the number of the packet from which on a frame can be decoded."""
         if self.counted or self.keys is None:
             return 0
         before = self.keys[self.keys[:, 1] <= tick, 0]
@@ -118,10 +114,7 @@ class Timeline:
 
 
 def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
-    """Read a stream's timestamps from a file's packets, undecoded. fps: rate if the file has none.
-
-    It ends where timestamps begin anew, as in files that are joined.
-    """
+    """Read timestamps, up to where they begin anew. fps: rate if the file has none."""
     tick = stream.time_base or Fraction(1)
     # A file may have millions of packets, each of which takes 18 bytes here.
     pts, durations, filled, keys = array("q"), array("q"), bytearray(), bytearray()
@@ -220,9 +213,8 @@ _HOLE = 1.5  # mean distances between frames
 class VideoHeader:
     """Sizes of a file's video and audio, known before anything is decoded.
 
-    frames: number of frames that the model sees. height, width: size of a frame before rotation.
-    seconds: length of the video. audio_s: length of the audio, as far as the file says; 0 if there
-    is no audio or it isn't wanted.
+    frames: number that the model sees. height, width: before rotation. seconds, audio_s: lengths; 0
+    without wanted audio.
     """
 
     frames: int
@@ -240,9 +232,8 @@ Check = Callable[[VideoHeader], object]
 class Video:
     """Frames and audio of a video for the model.
 
-    frames: uint8 [n, height, width, 3], RGB.
-    fps: rate of these frames, so frame i is shown i / fps seconds after the first.
-    audio: float32 [samples] at the requested rate, mono, from the first frame on.
+    frames: uint8 [n, height, width, 3]. fps: their rate. audio: float32 [samples], mono, from the
+    first frame on.
     """
 
     frames: Frames
@@ -251,10 +242,7 @@ class Video:
 
 
 class _DisorderError(Exception):
-    """Decoded frames, which come in display order, have descending timestamps.
-
-    Seen in AVI with H.264, which stores no presentation timestamps: FFmpeg gives decoding times.
-    """
+    """Decoded frames have descending timestamps, as in AVI with H.264, which stores none."""
 
 
 def keep_whole(frame: Frames) -> Frames:
@@ -276,19 +264,14 @@ def read_video_file(
 ) -> Video:
     """Read a file's frames, evenly spread over its length, and its audio if audio_rate is given.
 
-    The k-th of n frames is frame floor(k * total / n) of the file, as in the reference. In a file
-    of variable frame rate it is the frame shown at k / n of the length, by the presentation
-    timestamps. In both cases frame k of the result is shown at k / Video.fps seconds, with
-    Video.fps = n / length, which is near sampling.fps, not equal. Frames are rotated by the file's
-    rotation. sampling: also says which part of the file is meant, for the audio, too.
-    Video.audio is None if the file has no audio. It is delayed, or cut at its beginning, to begin
-    with the first frame.
-    limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
-    to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
-    are cores. warn: called for a file that is not used whole, or not as it is.
-    Raises VideoError when nothing of the file can be decoded, or it has not the frames or the part
-    that sampling asks for; AudioError when its audio is too short, and PromptTooLongError when it
-    is too long.
+    The k-th of n frames is frame floor(k * total / n) of the file, as in the reference; at a
+    variable frame rate it is the frame shown at k / n of the length. Frame k is shown at k /
+    Video.fps seconds, with Video.fps = n / length. Frames are rotated by the file's rotation. The
+    audio begins with the first frame; None if there is none.
+    sampling: frames and part of the file. limit_s: longest audio. check: called before anything is
+    decoded. fit: called with each frame, to keep a smaller one. threads: of the decoder; 0: as many
+    as cores. warn: called for a file that is not used whole, or not as it is.
+    Raises VideoError, AudioError and PromptTooLongError.
     """
     read_format(source, where, "video")
     place = f"{where}: {name_of(source)}"
@@ -323,10 +306,6 @@ def read_video_file(
 
 
 def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
-    """Return the part of a file that is asked for.
-
-    Raises VideoError for a part that begins after the file's end, or has fewer frames than nframes.
-    """
     if sampling.start_s >= whole.seconds:
         raise VideoError(
             f"{where} has video_start {float(sampling.start_s):g}, and the video lasts "
@@ -369,7 +348,6 @@ def _video_stream(
 
 
 def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sampling) -> float:
-    """Return the length of the audio by the file's header, or else the length of the video."""
     if not container.streams.audio:
         return 0.0
     stream = container.streams.audio[0]
@@ -422,10 +400,7 @@ def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
 
 
 class _KeptFrames:
-    """Chosen frames: upright, fitted, and of one size.
-
-    frames: None while there are none. failed: number of packets that could not be decoded.
-    """
+    """Chosen frames: upright, fitted, and of one size. failed: number of undecodable packets."""
 
     def __init__(self, chosen: list[int], timeline: Timeline, fit: Fit):
         self._chosen, self._fit = chosen, fit
@@ -438,11 +413,9 @@ class _KeptFrames:
 
     @property
     def next(self) -> int | None:
-        """The chosen frame that is kept next, of Timeline.shown; None after the last one."""
         return self._chosen[self._count] if self._count < len(self._chosen) else None
 
     def add(self, now: int, frame: "VideoFrame") -> None:
-        """Keep the frame `now`, of Timeline.shown, as the next one."""
         pixels: NDArray[Any]
         quarters = round(frame.rotation / 90)  # counterclockwise
         size = (frame.height, frame.width) if quarters % 2 == 0 else (frame.width, frame.height)
@@ -462,7 +435,6 @@ class _KeptFrames:
         self._count += 1
 
     def report(self, place: str, warn: Warn) -> None:
-        """Warn if frames could not be decoded or are not of one size."""
         if self.failed or self._missing:
             warn(
                 f"{place} is damaged: parts of its video can't be decoded. Of the "
@@ -485,10 +457,7 @@ def _read_audio(
     limit_s: float,
     warn: Warn,
 ) -> Waveform | None:
-    """Read the first audio stream, mono at `rate` Hz, of the time that timeline spans.
-
-    It ends with the audio, or with a part's end. Returns None if there is no audio in this time.
-    """
+    """Read the first audio stream, mono at `rate` Hz, of the time that timeline spans."""
     place = f"{where} (its audio)"
     with opened(source, where, "video") as container:
         if not container.streams.audio:

@@ -1,13 +1,12 @@
 """Windows of a sound that are heard one by one, cut at pauses; silence between them is left out.
 
-Loudness is the mean power of a stretch of 50 ms, in dB of full scale. Sound is what is above -70 dB
-and above a level that its surroundings give, which are what the next window may reach:
+Loudness is the mean power of 50 ms, in dB of full scale. Sound is above -70 dB, and above a level
+that the window and what may follow it give:
 
-- Noise of the room: the quietest tenth of the stretches is steady (within 3 dB), and the loudest
-  one is 15 dB above it. What is 10 dB above that noise is sound, there and in later surroundings
-  that have nothing louder.
-- Else, as in speech without pauses and in music, what is above -45 dB and at most 30 dB below the
-  loudest stretch is sound, and so is what is 10 dB above the quietest tenth.
+- Noise of the room: the quietest tenth is steady (within 3 dB), and the loudest stretch 15 dB above
+it. Sound is 10 dB above that noise, also in later surroundings that have nothing louder.
+- Else sound is above -45 dB and at most 30 dB below the loudest stretch, or 10 dB above the
+quietest tenth.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,8 +40,8 @@ _NONE = np.empty(0, np.float32)
 class Window:
     """Part of a sound that is heard on its own.
 
-    start_s, end_s: where its sound begins and ends, from the beginning of the whole. samples:
-    float32 [samples] at SAMPLING_RATE; they may begin a little before start_s and end after end_s.
+    start_s, end_s: of its sound, from the beginning of the whole. samples: float32 [samples] at
+    SAMPLING_RATE, which may begin earlier and end later.
     """
 
     start_s: float
@@ -56,12 +55,11 @@ class Window:
 
 
 class GrowingWindows:
-    """Windows of sound that arrives in pieces: the whole sound's windows, as each is known.
+    """Windows of sound that arrives in pieces, as each is known.
 
-    A window is at most longest_s long. Where sound goes on for longer, it is cut where the last
-    quarter of the window is quietest. A silence of 1 s or more ends a window and is in none.
-    length: number of samples so far. held: number of those that are neither in a window nor left
-    out yet, less than longest_s + 1 s of them after a call.
+    A window is at most longest_s long; longer sound is cut where its last quarter is quietest. A
+    silence of 1 s or more ends a window and is in none. length: number of samples so far. held:
+    number of those in no window yet.
     """
 
     def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
@@ -91,7 +89,7 @@ class GrowingWindows:
         return [self._window(0, loud, samples)] if len(loud) else []
 
     def check(self, where: str) -> None:
-        """Raise AudioError if the sound is too short to be transcribed. where: its name there."""
+        """Raise AudioError if the sound is too short to be transcribed."""
         check_length(self.length, SAMPLING_RATE, where)
 
     def _joined(self) -> Waveform:
@@ -99,7 +97,6 @@ class GrowingWindows:
         return self._pieces[0] if len(self._pieces) == 1 else np.concatenate([_NONE, *self._pieces])
 
     def _cut(self, ends: bool) -> list[Window]:
-        """Return the windows that are known. ends: no samples follow."""
         reach = self._most + _SHORTEST  # stretches that a window may depend on
         if not ends and self.held < reach * _STRETCH:
             return []
@@ -117,10 +114,9 @@ class GrowingWindows:
         return found
 
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
-        """Return the stretches of the first window that are sound, and how many are done.
+        """Return the first window's stretches that are sound, and how many are done.
 
-        No stretches: the done ones are left out. powers: power of each stretch that the
-        window may depend on. ends: no others follow.
+        powers: of each stretch that the window may depend on. ends: no others follow.
         """
         loud = self._loud(powers)
         leaves_out = 0
@@ -144,7 +140,7 @@ class GrowingWindows:
         return loud[loud < used], used
 
     def _loud(self, powers: _Powers) -> NDArray[np.intp]:
-        """Return the stretches that are sound. powers: those of one window and what may follow."""
+        """Return the stretches that are sound."""
         loudness = 10 * np.log10(powers + np.float32(1e-12))
         quietest, quiet, loudest = np.percentile(loudness, (2, 10, 100))
         level = quiet + _ABOVE_QUIET_DB
@@ -157,14 +153,13 @@ class GrowingWindows:
         return np.flatnonzero(loudness > max(level, _FLOOR_DB))
 
     def _quietest(self, powers: _Powers) -> int:
-        """Return the stretch before which sound without a pause is cut."""
         earliest = self._most - int(_CUT_SHARE * self._most)
         latest = min(self._most, len(powers) - _SHORTEST)
         beside = powers[earliest - 1 : latest] + powers[earliest : latest + 1]
         return earliest + int(beside.argmin())
 
     def _window(self, first: int, loud: NDArray[np.intp], samples: Waveform) -> Window:
-        """Return a window. first: its first sample in the whole; loud: its stretches of sound."""
+        """Return a window. first: its first sample; loud: its stretches of sound."""
         start, end = int(loud[0]) * _STRETCH, min((int(loud[-1]) + 1) * _STRETCH, len(samples))
         return Window((first + start) / SAMPLING_RATE, (first + end) / SAMPLING_RATE, samples)
 
@@ -181,10 +176,9 @@ def _powers_of(samples: Waveform) -> _Powers:
 def read_windows(
     audio: Mapping[str, Any], sound: GrowingWindows, where: str, warn: Warn = ignore
 ) -> Iterator[Window]:
-    """Read an audio item of a message block by block, and yield its windows as they are known.
+    """Read an audio item block by block, and yield its windows. sound: new ones.
 
-    sound: new ones, which have the length of the audio in the end. where: name of the item in
-    errors. warn: see prompt.media.fields.Warn. Raises AudioError.
+    Raises AudioError.
     """
     for block in waveform_blocks(audio, SAMPLING_RATE, where, warn=warn):
         yield from sound.push(block)
