@@ -26,7 +26,6 @@ from qwen3_omni_neuron.serving.server import Server
 from testing.browser import (
     CAPTURED,
     CHROMIUM,
-    PLAYED,
     SOUNDS,
     Visitor,
     chromium,
@@ -650,47 +649,6 @@ def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Serv
 
 # What it looks like, and is read as.
 
-TREE = """
-- banner:
-  - heading "Talk" [level=1]
-  - paragraph: qwen3-omni
-  - paragraph:
-    - button "New conversation"
-- main:
-  - region "Conversation":
-    - group "Turns so far":
-      - paragraph: Say something.
-      - paragraph: /small model/
-      - list
-    - list "Questions to try":
-      - listitem:
-        - button "what is two plus three"
-      - listitem:
-        - button "please say red blue"
-      - listitem:
-        - button "hello"
-    - button "Show the model an image"
-    - 'button "Camera: a picture with each question"'
-    - textbox "Message"
-    - button "Send the message"
-  - region "Microphone and playback":
-    - button "Start"
-    - paragraph: Ready
-    - meter "Microphone level"
-    - paragraph:
-      - button "Stop the answer" [disabled]: Stop
-      - button "End the session" [disabled]: End
-    - group:
-      - group "Turns":
-        - radio "Hands free" [checked]
-        - radio "Push to talk"
-      - combobox "Voice"
-      - combobox "Language of the answers"
-      - textbox "System prompt"
-      - combobox "Microphone"
-      - combobox "Loudspeaker"
-"""
-
 
 def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
     got = visitor.page.evaluate(
@@ -704,12 +662,6 @@ def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
         }"""
     )
     assert got == "Answer: eight"
-
-
-def test_a_screen_reader_is_given_the_listed_tree(visitor: Visitor) -> None:
-    from playwright.sync_api import expect
-
-    expect(visitor.page.locator("body")).to_match_aria_snapshot(TREE)
 
 
 # The worklets, by themselves.
@@ -729,51 +681,3 @@ def test_the_microphone_is_resampled(visitor: Visitor, rate: int) -> None:
     if rate > 2 * 16000:
         folded = np.array(visitor.page.evaluate(CAPTURED, [rate, 16000]))[4000:-4000] / 32767
         assert np.abs(folded).max() < 0.01
-
-
-def test_playback_counts_what_was_played(visitor: Visitor) -> None:
-    """An answer that runs out in the middle, and one that is stopped."""
-    push: Any = {"kind": "push", "item": "a", "samples": 2400}
-    steps = [
-        [0.0, [push]],  # played at once, out after 100 ms
-        [0.256, [push]],  # less than is wanted after an underrun
-        [0.384, [push, {"kind": "end", "item": "a"}]],
-        [0.64, [{**push, "item": "b", "samples": 12000}]],
-        [0.768, [{"kind": "stop"}]],
-    ]
-    got = visitor.page.evaluate(PLAYED, steps)
-    assert [(x["kind"], x["item"], x.get("played")) for x in got["told"]] == [
-        ("started", "a", None),
-        ("underrun", "a", None),
-        ("finished", "a", 7200),
-        ("started", "b", None),
-        ("stopped", "b", 3072),  # 128 ms
-    ]
-    samples = np.array(got["samples"])
-    sounding = samples > 0
-    assert sounding[: int(0.1 * 24000)].all() and not sounding[int(0.11 * 24000) : 9216].any()
-    assert sounding[9216:14016].all() and not sounding[14200:15360].any()
-    stopped = round(0.768 * 24000)
-    assert not sounding[stopped + 120 :].any()
-    assert np.abs(np.diff(samples[stopped - 10 : stopped + 130])).max() < 0.05  # no click
-
-
-def test_an_answer_waits_for_half_of_what_the_last_one_needed(visitor: Visitor) -> None:
-    """And never for less than 40 ms."""
-    push: Any = {"kind": "push", "samples": 1024}  # 43 ms
-    end: Any = {"kind": "end"}
-    steps = [
-        [0.0, [{**push, "item": "a"}]],
-        [0.064, [{**push, "item": "a", "samples": 2880}, {**end, "item": "a"}]],  # 120 ms
-        [0.256, [{**push, "item": "b"}]],  # less than 60 ms
-        [0.384, [{**push, "item": "b"}, {**end, "item": "b"}]],
-        [0.512, [{**push, "item": "c"}]],
-    ]
-    got = visitor.page.evaluate(PLAYED, steps)
-    assert [(x["kind"], x["item"]) for x in got["told"]] == [
-        *(("started", "a"), ("underrun", "a"), ("finished", "a")),
-        *(("started", "b"), ("finished", "b"), ("started", "c"), ("underrun", "c")),
-    ]
-    sounding = np.array(got["samples"]) > 0
-    assert not sounding[round(0.26 * 24000) : round(0.38 * 24000)].any()
-    assert sounding[round(0.52 * 24000)]

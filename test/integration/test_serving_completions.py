@@ -177,7 +177,7 @@ def test_a_list_of_one_prompt_is_that_prompt(omni: Qwen3Omni, client: OpenAI) ->
         ({"min_tokens": 9, "max_tokens": 5}, "min_tokens is 9, more than the limit of the text, 5"),
         ({"prompt": {"text": "a"}}, "a string or a list"),
         ({"logprobs": 3}, "logprobs"),
-        ({"temprature": 1}, "unknown field 'temprature'"),
+        ({"temprature": 1}, "temprature: this field is unknown"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )

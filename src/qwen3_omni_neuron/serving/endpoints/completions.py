@@ -13,12 +13,13 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
-from qwen3_omni_neuron.serving.openai import bodies, parameters
+from qwen3_omni_neuron.serving.openai import parameters
+from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_further, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
-    SampledBody,
     StreamOptions,
-    sampling_options,
+    TextRequest,
+    text_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import COMPLETIONS, names_in
@@ -43,20 +44,18 @@ FURTHER_FIELDS = {
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
     str | list[Any],
-    bodies.ByForm("a string", "a list of one string, of token ids, or of one list of them"),
+    OneOf("a string or a list of one string, of token ids, or of one list of them"),
 ]
 
 
-class CompletionRequest(SampledBody):
+class CompletionRequest(TextRequest):
     """Body of POST /v1/completions.
 
     prompt: a text, token ids, or a list of one of these. Further fields are those of engines.
     """
 
-    model: str | None = None
     prompt: RawPrompt
     max_tokens: int | None = Field(16, ge=1)
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = None
 
@@ -77,27 +76,26 @@ async def completions(request: Request) -> Response:
 
 def _start(service: Service, context: Context) -> "Completion":
     """Read a request's body, and start it. Raises ApiError and the API's errors."""
-    wanted = bodies.parse_json(CompletionRequest, context.body)
-    bodies.check_model(service, wanted.model)
-    extra = wanted.model_extra or {}
-    bodies.check_known(wanted, FURTHER_FIELDS, FURTHER_FIELDS)
+    wanted = parse_json(CompletionRequest, context.body)
+    check_model(service, wanted.model)
+    check_further(wanted, "", FURTHER_FIELDS)
     if wanted.stream_options is not None:
         taken = names_in(COMPLETIONS, "stream_options")
-        bodies.check_further(wanted.stream_options, "stream_options", taken)
+        check_further(wanted.stream_options, "stream_options", taken)
     if wanted.logprobs is not None:
         raise wrong_value("logprobs can only be null here: chat completions have them.", "logprobs")
     prompt = _prompt_of(wanted)
     service.count_without_effect(COMPLETIONS, wanted)
     if service.settings.log_content:
         context.question = prompt
-    own = {name: extra[name] for name in _OWN_OPTIONS & extra.keys() if extra[name] is not None}
-    others = parameters.engine_options(extra, context.omni.info.thinks) | sampling_options(wanted)
-    given = "max_tokens" in wanted.model_fields_set or "thinker_max_new_tokens" not in own
-    if given and wanted.max_tokens is not None:
-        others["thinker_max_new_tokens"] = wanted.max_tokens
-    options = parameters.bounded_options(
-        parameters.joined_options(own, others), service.settings, context.owner
-    )
+    own = (wanted.model_extra or {}).get("thinker_max_new_tokens")
+    most = {"thinker_max_new_tokens": wanted.max_tokens}
+    if wanted.max_tokens is None or (
+        own is not None and "max_tokens" not in wanted.model_fields_set
+    ):
+        most = {}
+    options = text_options(wanted, _OWN_OPTIONS, most, context.omni.info.thinks)
+    options = parameters.bounded_options(options, service.settings, context.owner)
     parameters.check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)

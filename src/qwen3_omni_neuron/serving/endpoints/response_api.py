@@ -1,7 +1,7 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
@@ -18,14 +18,12 @@ from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
 from qwen3_omni_neuron.serving.kept import KeptResponse
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests
-from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
 from qwen3_omni_neuron.serving.openai.reply import PUBLIC_ID_BYTES, new_id, response_usage
 from qwen3_omni_neuron.serving.openai.responses import (
     OutputItems,
-    ResponseEvent,
     ids_listed,
     listed,
     sent_back,
@@ -138,37 +136,31 @@ def _read(
     parsed: its body, if it was parsed. response_id: "" where it is not answered.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
-    own, wanted, names = _conversation(asked, service, context)
+    if asked.model is not None:
+        bodies.check_model(service, asked.model)
+    requests.check_response_request(asked)
+    earlier = list[requests.InputItem]()
+    if asked.previous_response_id is not None:
+        found = service.responses.conversation(context.owner, asked.previous_response_id)
+        if found is None:
+            raise _not_kept(400, asked.previous_response_id, "previous_response_id")
+        earlier = _parsed([content for _, content in found], service, context)
+    own = _own_items(asked, service, context)
+    items = [(f"previous_response_id: item {i}", item) for i, item in enumerate(earlier)]
+    places = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
+    items += zip(places, own, strict=True)
+    wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
+    service.count_without_effect(RESPONSES, asked)
     kept = None
-    if response_id and asked.keeps and len(context.body) <= service.responses.largest:
+    if response_id and asked.store is not False and len(context.body) <= service.responses.largest:
         said: list[requests.InputItem] = [
-            i for i in own if not isinstance(i, requests.EarlierReasoning)
+            item for item in own if not isinstance(item, requests.EarlierReasoning)
         ]
         kept = with_ids(_ITEMS.dump_python(said, exclude_none=True))
         context.account.hold(sum(map(len, kept.values())))
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
     return Question.of(wanted, reply, service, context, names)
-
-
-def _conversation(
-    asked: requests.ResponseRequest, service: Service, context: Context
-) -> tuple[list[requests.InputItem], ChatRequest, list[str]]:
-    """Check a request, and count its fields without effect. Raises ApiError.
-
-    Returns its own input without references, the chat request, and the names of that one's
-    messages.
-    """
-    if asked.model is not None:
-        bodies.check_model(service, asked.model)
-    requests.check_response_request(asked)
-    items = list(_earlier(asked, service, context))
-    own = _own_items(asked, service, context)
-    names = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
-    items += zip(names, own, strict=True)
-    wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
-    service.count_without_effect(RESPONSES, asked)
-    return own, wanted, names
 
 
 def _page(
@@ -195,20 +187,6 @@ def _page(
     made = {"object": "list", "data": data, "has_more": first + len(page) < len(ids)}
     ends = {"first_id": page[0], "last_id": page[-1]} if page else {}
     return to_json({**made, "first_id": None, "last_id": None, **ends})
-
-
-def _earlier(
-    asked: requests.ResponseRequest, service: Service, context: Context
-) -> Iterator[tuple[str, requests.InputItem]]:
-    """Yield the items of the responses before this one, by their names. Raises ApiError."""
-    name = asked.previous_response_id
-    if name is None:
-        return
-    kept = service.responses.conversation(context.owner, name)
-    if kept is None:
-        raise _not_kept(400, name, "previous_response_id")
-    for i, item in enumerate(_parsed([content for _, content in kept], service, context)):
-        yield f"previous_response_id: item {i}", item
 
 
 def _parsed(
@@ -290,15 +268,15 @@ class ResponseReply(Reply):
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the events."""
         begun = self._object("in_progress")
-        pieces = [self._event(kind, response=begun) for kind in _BEGINNING]
+        pieces = [self._event(kind, {"response": begun}) for kind in _BEGINNING]
         with closing(self._served) as served:
             async for events in served:
                 for part in self._taken(events)[0]:
-                    pieces += map(self._numbered, self._items.add(part))
+                    pieces += [self._event(*event) for event in self._items.add(part)]
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
-        pieces += map(self._numbered, self._items.finish(self._status))
+        pieces += [self._event(*event) for event in self._items.finish(self._status)]
         self._finish()
         pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
         yield b"".join(pieces)
@@ -327,12 +305,16 @@ class ResponseReply(Reply):
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         said = {"code": code, "message": error.message, "type": error.code}
         failed = self._object("failed") | {"error": said}
-        return self._event("response.failed", response=failed)
+        return self._event("response.failed", {"response": failed})
 
     def _object(self, status: str) -> Json:
         """Return the response with a status."""
-        asked, ended = self._asked, self._result is not None
-        extra = asked.model_extra or {}
+        asked, usage = self._asked, None
+        if self._result is not None:
+            usage = response_usage(self._result.timings, self._reasoning_tokens)
+        form = None if asked.text is None else asked.text.format
+        choice = asked.tool_choice or "auto"
+        truncation = (asked.model_extra or {}).get("truncation")
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         made: Json = {
             "id": self._id,
@@ -355,37 +337,24 @@ class ResponseReply(Reply):
             "service_tier": "default",
             "store": self._kept_input is not None,
             "temperature": asked.temperature,
-            "text": {"format": self._format()},
-            "tool_choice": self._tool_choice(),
+            "text": {
+                "format": {"type": "text"} if form is None else form.model_dump(by_alias=True)
+            },
+            "tool_choice": choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
             "tools": [tool.model_dump() for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": asked.top_p,
-            "truncation": "disabled" if extra.get("truncation") in (None, "disabled") else "auto",
-            "usage": self._usage() if ended else None,
+            "truncation": "disabled" if truncation in (None, "disabled") else "auto",
+            "usage": usage,
             "user": None,
         }
         if self._context.warnings:
             made["warnings"] = self._context.warnings
         return made
 
-    def _format(self) -> Json:
-        form = None if self._asked.text is None else self._asked.text.format
-        return {"type": "text"} if form is None else form.model_dump(by_alias=True)
-
-    def _tool_choice(self) -> Any:
-        choice = self._asked.tool_choice
-        if choice is None or isinstance(choice, str):
-            return choice or "auto"
-        return choice.model_dump(exclude_none=True)
-
-    def _usage(self) -> Json:
-        return response_usage(self._ended.timings, self._reasoning_tokens)
-
-    def _numbered(self, event: ResponseEvent) -> bytes:
-        kind, fields = event
-        return self._event(kind, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, fields: Json) -> bytes:
         """Return the next server-sent event."""
         return self._framed(kind, to_json(fields)[1:-1])
 

@@ -113,7 +113,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
     wanted = bodies.parse_json(SpeechRequest, context.body)
     omni = context.omni
     bodies.check_model(service, wanted.model)
-    bodies.check_known(wanted, _OWN_OPTIONS, _OWN_OPTIONS)
+    bodies.check_further(wanted, "", _OWN_OPTIONS)
     extra = {n: value for n, value in (wanted.model_extra or {}).items() if value is not None}
     if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."

@@ -7,7 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.openai import bodies, parameters
+from qwen3_omni_neuron.serving.openai import parameters
+from qwen3_omni_neuron.serving.openai.bodies import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    OneOf,
+    OpenObject,
+    StrictObject,
+    check_further,
+    lower_name,
+)
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.openai.openapi import (
@@ -15,46 +24,42 @@ from qwen3_omni_neuron.serving.openai.openapi import (
     schemas_of_options,
     with_item_fields,
 )
-from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
 # OpenAI field and those that the server itself sets.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
-    "top_logprobs",
-    "owner",
+    *("top_logprobs", "owner"),
 }
 MOST_PICTURES = 768  # frames of a video that is given as pictures, as the processor takes of a file
 Json = dict[str, Any]
 ReadMedia = Callable[[Mapping[str, Any], str], Json]
 """Function (part, where) that makes a part with a medium an item of the API. Raises ApiError."""
+Transcript = Callable[[str], str | None]
+"""Function that returns the text of an earlier spoken reply by its id."""
 
 FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **no_effect_schemas(CHAT),
     **parameters.ENGINE_FIELDS,
-    **{name: {"description": "of vllm-omni's clients"} for name in parameters.VLLM_OMNI_FIELDS},
+    **{
+        name: {"description": "of vllm-omni's clients"}
+        for name in ("sampling_params_list", "mm_processor_kwargs")
+    },
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
-
-
-# Fields of vllm-omni's sampling of thinker and talker, and the options of a request. Its other
-# fields have no effect.
+# Fields of vllm-omni's sampling of thinker and talker, and the options of a request.
 _SAMPLING = ("temperature", "top_p", "top_k")
 _STAGES: Sequence[Mapping[str, str]] = (
-    {
-        **{name: f"thinker_{name}" for name in _SAMPLING},
-        **{"max_tokens": "thinker_max_new_tokens", "seed": "seed"},
-    },
-    {
-        **{name: f"talker_{name}" for name in (*_SAMPLING, "repetition_penalty")},
-        "max_tokens": "talker_max_new_tokens",
-    },
+    {name: f"thinker_{name}" for name in _SAMPLING}
+    | {"max_tokens": "thinker_max_new_tokens", "seed": "seed"},
+    {name: f"talker_{name}" for name in (*_SAMPLING, "repetition_penalty")}
+    | {"max_tokens": "talker_max_new_tokens"},
 )
 
 
-class TextPart(bodies.OpenObject):
+class TextPart(OpenObject):
     """Text of a message. refusal: null, beside the text of a reply that is sent back."""
 
     type: Literal["text"]
@@ -62,98 +67,85 @@ class TextPart(bodies.OpenObject):
     refusal: None = None
 
 
-class RefusalPart(bodies.OpenObject):
+class RefusalPart(OpenObject):
     """Text of an assistant's message that refused an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class SoundData(bodies.OpenObject):
+class SoundData(OpenObject):
     """A sound file in base64, or its URL; its format is found in its content."""
 
     data: str
     format: str | None = Field(None, max_length=80)
 
 
-class InputAudioPart(bodies.OpenObject):
+class InputAudioPart(OpenObject):
     """Sound, as OpenAI's clients send it."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
-
     type: Literal["input_audio"]
     input_audio: SoundData
 
 
-class MediaUrl(bodies.OpenObject):
+class MediaUrl(OpenObject):
     """A data URL, or one of a host that the server was told. It may have the part's fields."""
 
     url: str
 
 
-class AudioUrlPart(bodies.OpenObject):
+class AudioUrlPart(OpenObject):
     """Sound by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
-
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class ImageUrlPart(bodies.OpenObject):
+class ImageUrlPart(OpenObject):
     """An image by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
-
     type: Literal["image_url"]
     image_url: MediaUrl
 
 
-class VideoUrlPart(bodies.OpenObject):
+class VideoUrlPart(OpenObject):
     """A video by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
-
     type: Literal["video_url"]
     video_url: MediaUrl
 
 
-class VideoPart(bodies.OpenObject):
+class VideoPart(OpenObject):
     """A video as the URLs of its frames, images of one size. fps: their rate, by default 2."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
-
     type: Literal["video"]
     video: list[str] = Field(min_length=1, max_length=MOST_PICTURES)
 
 
-MessagePart = Annotated[
-    TextPart
-    | RefusalPart
-    | InputAudioPart
-    | AudioUrlPart
-    | ImageUrlPart
-    | VideoUrlPart
-    | VideoPart,
-    bodies.ByType(),
-]
-Content = Annotated[str | list[MessagePart], bodies.ByForm("a string", "a list of parts")]
+MediaPart = InputAudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart | VideoPart
+MessagePart = Annotated[TextPart | RefusalPart | MediaPart, OneOf()]
+Content = Annotated[str | list[MessagePart], OneOf("a string or a list of parts")]
 
 
-class EarlierAudio(bodies.OpenObject):
+class EarlierAudio(OpenObject):
     """Id of the speech of an earlier reply."""
 
     id: str
 
 
-class CalledFunction(bodies.OpenObject):
+class CalledFunction(OpenObject):
     """Name of a function and its arguments, in JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(bodies.OpenObject):
+class ToolCall(OpenObject):
     """Call of a tool in an assistant's message."""
 
     id: str
@@ -161,18 +153,18 @@ class ToolCall(bodies.OpenObject):
     function: CalledFunction
 
 
-class Message(bodies.OpenObject):
+class Message(OpenObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[ToolCall] | None = Field(default=None, max_length=bodies.MOST_TOOLS)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
 
 
-class Function(bodies.OpenObject):
+class Function(OpenObject):
     """Description of a function."""
 
     name: str
@@ -181,63 +173,53 @@ class Function(bodies.OpenObject):
     strict: bool | None = None
 
 
-class Tool(bodies.OpenObject):
+class Tool(OpenObject):
     """A tool that the reply may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(bodies.StrictObject):
+class FunctionName(StrictObject):
     """Name of a function."""
 
     name: str
 
 
-class NamedTool(bodies.StrictObject):
+class NamedTool(StrictObject):
     """The function that the reply must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedNames(bodies.StrictObject):
+class AllowedNames(StrictObject):
     """The functions that the reply may call, or must call one of."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=bodies.MOST_TOOLS)
+    tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class AllowedTools(bodies.StrictObject):
+class AllowedTools(StrictObject):
     """Some of the tools: the others are shown to the model, and not called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
 
-ToolChoice = Annotated[NamedTool | AllowedTools, bodies.ByType()]
-
-
-ChosenTool = Annotated[
-    Literal["auto", "none", "required"] | ToolChoice,
-    bodies.ByForm("auto, none, required", "an object"),
+ToolChoice = Annotated[
+    Literal["auto", "none", "required"] | NamedTool | AllowedTools,
+    OneOf("auto, none, required or an object of type function or allowed_tools"),
 ]
-Stop = Annotated[str | list[str], bodies.ByForm("a string", "a list of strings")]
 
 
-class TextFormat(bodies.StrictObject):
-    """Free text."""
+class PlainFormat(StrictObject):
+    """Free text, or any JSON object."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(bodies.StrictObject):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
-class JsonSchema(bodies.StrictObject):
+class JsonSchema(StrictObject):
     """A JSON schema by its name."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -246,26 +228,23 @@ class JsonSchema(bodies.StrictObject):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(bodies.StrictObject):
+class JsonSchemaFormat(StrictObject):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, bodies.ByType()]
-
-
-class AudioOutput(bodies.StrictObject):
+class AudioOutput(StrictObject):
     """Voice and format of the speech."""
 
-    voice: VoiceName | None = None
+    voice: parameters.VoiceName | None = None
     format: Annotated[
-        Literal["wav", "mp3", "flac", "opus", "pcm16"], bodies.lower_name(pcm="pcm16", ogg="opus")
+        Literal["wav", "mp3", "flac", "opus", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
     ] = "wav"
 
 
-class StreamOptions(bodies.OpenObject):
+class StreamOptions(OpenObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -277,38 +256,33 @@ class StreamOptions(bodies.OpenObject):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-class SampledBody(BaseModel):
-    """Body with OpenAI's fields of sampling, which all endpoints of text have alike."""
+class TextRequest(BaseModel):
+    """Fields that all endpoints of text have alike."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-
+    model: str | None = None
+    stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: parameters.Seed | None = None
-    stop: Stop | None = None
+    stop: Annotated[str | list[str], OneOf("a string or a list of strings")] | None = None
 
 
-class ChatRequest(SampledBody):
-    """Body of POST /v1/chat/completions.
+class ChatRequest(TextRequest):
+    """Body of POST /v1/chat/completions. Further fields are those of FURTHER_FIELDS."""
 
-    Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
-    only some values are taken of.
-    """
-
-    model: str | None = None
-    messages: list[Message] = Field(min_length=1, max_length=bodies.MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
-    tools: list[Tool] | None = Field(None, max_length=bodies.MOST_TOOLS)
-    tool_choice: ChosenTool | None = None
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[PlainFormat | JsonSchemaFormat, OneOf()] | None = None
 
     @property
     def counts_pieces(self) -> bool:
@@ -334,13 +308,10 @@ class ChatRequest(SampledBody):
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
     if wanted.stream_options is not None:
-        bodies.check_further(
-            wanted.stream_options, "stream_options", names_in(CHAT, "stream_options")
-        )
+        check_further(wanted.stream_options, "stream_options", names_in(CHAT, "stream_options"))
     for i, tool in enumerate(wanted.tools or ()):
-        bodies.check_further(tool, f"tools[{i}]", names_in(CHAT, "tools[]"))
-        taken = names_in(CHAT, "tools[].function")
-        bodies.check_further(tool.function, f"tools[{i}].function", taken)
+        for given, where in ((tool, ""), (tool.function, ".function")):
+            check_further(given, f"tools[{i}]{where}", names_in(CHAT, f"tools[]{where}"))
     if wanted.modalities == []:
         raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
@@ -351,50 +322,64 @@ def check_request(wanted: ChatRequest) -> None:
         )
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
-    bodies.check_known(wanted, FURTHER_FIELDS, CHAT_OPTIONS)
+    check_further(wanted, "", FURTHER_FIELDS)
 
 
 def request_options(
-    wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices, thinks: bool
+    wanted: ChatRequest,
+    settings: ServerSettings,
+    owner: str,
+    voices: parameters.Voices,
+    thinks: bool,
 ) -> Json:
     """Return the Python API's options for a request's fields. Raises ApiError.
 
     thinks: whether the checkpoint's template lets a reply begin with reasoning.
     """
-    extra = wanted.model_extra or {}
-    own = {name: extra[name] for name in CHAT_OPTIONS & extra.keys() if extra[name] is not None}
-    others = parameters.engine_options(extra, thinks) | sampling_options(wanted)
+    given: Json = {}
     if wanted.audio is not None and wanted.audio.voice is not None:
-        others["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
+        given["speaker"] = voices.speaker(wanted.audio.voice, "audio.voice")
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
-        others["thinker_max_new_tokens"] = most
-    options = _stage_options(extra) | parameters.joined_options(own, others)
+        given["thinker_max_new_tokens"] = most
+    options = _stage_options(wanted.model_extra or {})
+    options |= text_options(wanted, CHAT_OPTIONS, given, thinks)
     options = parameters.bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
-    if wanted.tools and wanted.tool_choice != "none":
+    choice = wanted.tool_choice
+    if wanted.tools and choice != "none":
         options["tools"] = [
             {"type": tool.type, "function": declared(tool.function, Function)}
             for tool in wanted.tools
         ]
-    choice = wanted.tool_choice
     if choice not in (None, "none"):
         options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     if wanted.parallel_tool_calls is not None:
         options["parallel_tool_calls"] = wanted.parallel_tool_calls
-    grammar = _grammar(wanted)
-    if grammar is not None:
+    form, schema = wanted.response_format, {"type": "object"}
+    if form is not None and form.type != "text":
         if "grammar" in options:
             raise wrong_value("give response_format or grammar, not both.", "response_format")
-        options["grammar"] = grammar
+        options["grammar"] = {"json": schema}
+        if isinstance(form, JsonSchemaFormat):
+            own = form.json_schema
+            schema = schema if own.schema_ is None else own.schema_
+            options["grammar"] = {"json": schema, "strict": own.strict is True}
     parameters.check_lengths(options)
     return options
 
 
-def sampling_options(wanted: SampledBody) -> Json:
-    """Return the options for the fields of sampling that all endpoints of text have alike."""
-    options: Json = {}
+def text_options(
+    wanted: TextRequest, names: frozenset[str], given: Mapping[str, Any], thinks: bool
+) -> Json:
+    """Return the options for the fields that all endpoints of text have alike. Raises ApiError.
+
+    names: options that it may have by their own names. given: options by other fields.
+    """
+    extra = wanted.model_extra or {}
+    own = {name: extra[name] for name in names & extra.keys() if extra[name] is not None}
+    options = parameters.engine_options(extra, thinks)
     if wanted.seed is not None:
         options["seed"] = parameters.seed_of(wanted.seed)
     if wanted.temperature is not None:
@@ -405,7 +390,7 @@ def sampling_options(wanted: SampledBody) -> Json:
         options["thinker_top_p"] = max(wanted.top_p, 1e-6)
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
-    return options
+    return parameters.joined_options(own, {**options, **given})
 
 
 def _stage_options(extra: Mapping[str, Any]) -> Json:
@@ -432,21 +417,8 @@ def _stage_options(extra: Mapping[str, Any]) -> Json:
     return options
 
 
-def _grammar(wanted: ChatRequest) -> Json | None:
-    """Return the grammar of the request's format, None for text. Raises ApiError."""
-    form = wanted.response_format
-    if isinstance(form, JsonSchemaFormat):
-        schema = form.json_schema.schema_
-        strict = form.json_schema.strict is True
-        return {"json": {"type": "object"} if schema is None else schema, "strict": strict}
-    return {"json": {"type": "object"}} if isinstance(form, JsonObjectFormat) else None
-
-
 def declared(given: BaseModel, kind: type[BaseModel]) -> Json:
-    """Return the fields of an object that a class has, without those that are None.
-
-    They are not copied, which could take long.
-    """
+    """Return the fields of an object that a class has and that are not None, without a copy."""
     values = {name: getattr(given, name) for name in kind.model_fields}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -454,13 +426,12 @@ def declared(given: BaseModel, kind: type[BaseModel]) -> Json:
 def conversation(
     wanted: ChatRequest,
     read_media: ReadMedia,
-    transcript: Callable[[str], str | None],
+    transcript: Transcript,
     names: Sequence[str] | None = None,
 ) -> list[Json]:
     """Return the messages for the model, and read their media. Raises ApiError.
 
-    transcript: returns the text of an earlier spoken reply by its id. names: names of the messages
-    for errors; None: messages[0] and so on.
+    names: names of the messages for errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     return [
@@ -469,25 +440,19 @@ def conversation(
     ]
 
 
-def _message(
-    message: Message, where: str, read_media: ReadMedia, transcript: Callable[[str], str | None]
-) -> Json:
-    role = "system" if message.role == "developer" else message.role
+def _message(message: Message, where: str, read_media: ReadMedia, transcript: Transcript) -> Json:
     _check_message(message, where)
-    made: Json = {"role": role}
-    if role == "tool":
+    made: Json = {"role": "system" if message.role == "developer" else message.role}
+    if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
     content = message.content or message.refusal or message.content
     if content is None and message.audio is not None:
         content = transcript(message.audio.id)
         if content is None:
-            raise ApiError(
-                400,
-                f"{where}.audio.id names audio that has expired or never was. Send its text.",
-                "audio_not_found",
-                f"{where}.audio.id",
-            )
-    if message.tool_calls and role == "assistant":
+            place = f"{where}.audio.id"
+            said = f"{place} names audio that has expired or never was. Send its text."
+            raise ApiError(400, said, "audio_not_found", place)
+    if message.tool_calls and message.role == "assistant":
         made["tool_calls"] = [
             {"id": call.id, "type": call.type, "function": declared(call.function, CalledFunction)}
             for call in message.tool_calls
@@ -497,7 +462,7 @@ def _message(
     if isinstance(content, str) or content is None:
         return {**made, "content": content or ""}
     items = [_item(part, f"{where}.content[{i}]", read_media) for i, part in enumerate(content)]
-    if role == "user":
+    if message.role == "user":
         return {**made, "content": items}
     for i, item in enumerate(items):
         if item["type"] != "text":
@@ -512,31 +477,21 @@ def _message(
 
 def _check_message(message: Message, where: str) -> None:
     """Refuse a message's unknown fields, but for those of a reply that is sent back."""
-    extra = message.model_extra or {}
+    name = ""
     if message.role != "assistant":
-        if extra:
-            bodies.check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
-        for name in ("refusal", "tool_calls", "audio"):
-            if getattr(message, name):
-                raise wrong_value(
-                    f"{where}.{name}: only messages of role assistant have it, and this is one of "
-                    f"role {message.role}.",
-                    f"{where}.{name}",
-                )
+        check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
+        found = [n for n in ("refusal", "tool_calls", "audio") if getattr(message, n)]
+        name, why = found[0] if found else "", "only messages of role assistant have it"
     elif message.content and message.refusal:
-        raise wrong_value(
-            f"{where}.refusal: the message has content, too. Give one of them.", f"{where}.refusal"
-        )
-    elif extra.get("function_call") is not None:
-        raise wrong_value(
-            f"{where}.function_call: tool_calls have replaced it. Send the call as one of them.",
-            f"{where}.function_call",
-        )
+        name, why = "refusal", "the message has content, too. Give one of them"
+    elif (message.model_extra or {}).get("function_call") is not None:
+        name, why = "function_call", "tool_calls have replaced it. Send the call as one of them"
+    if name:
+        raise wrong_value(f"{where}.{name}: {why}.", f"{where}.{name}")
 
 
 def _item(part: MessagePart, where: str, read_media: ReadMedia) -> Json:
     if isinstance(part, TextPart | RefusalPart):
-        bodies.check_further(part, where, names_in(CHAT, "messages[].content[]"))
-        text = part.text if isinstance(part, TextPart) else part.refusal
-        return {"type": "text", "text": text}
+        check_further(part, where, names_in(CHAT, "messages[].content[]"))
+        return {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
     return read_media(part.model_dump(), where)

@@ -11,19 +11,6 @@ from qwen3_omni_neuron.prompt.media.fields import fields_of
 from qwen3_omni_neuron.removed import PATHS, removed
 from qwen3_omni_neuron.serving.openai.fields import names_in
 
-_STATUSES = {
-    400: "The body is not JSON, a field has a value that is not taken, a medium can't be read, or "
-    "a prompt is too long",
-    401: "No valid API key",
-    403: "Another name of the server, or a page of another host",
-    404: "No such model, or nothing of this id is kept",
-    408: "The body took too long",
-    413: "The body or a medium is too large",
-    429: "Too many requests; Retry-After says when",
-    500: "The server failed",
-    503: "Loading, draining or restarting; Retry-After says when",
-    504: "The request took longer than the server allows",
-}
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "What is six plus two?"}],
@@ -38,23 +25,21 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/realtime/client_secrets": {"expires_after": {"anchor": "created_at", "seconds": 600}},
 }
 """Body of a request by its path; a form names a file that its sender has."""
-_WITHOUT_BODY = (401, 403, 429, 500, 503)
-ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+
+
+class Problem(BaseModel):
+    """An error. type: kind of error; code: short name; param: field of the request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Body of an answer that is an error."""
+
+    error: Problem
 
 
 def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +95,7 @@ def no_effect_schemas(path: str) -> dict[str, Any]:
 
 
 def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:
-    """Return the function that adds the fields of a kind of item to the schema of its part."""
+    """Return the function that adds an item's fields to the schema of its part."""
 
     def add(schema: dict[str, Any]) -> None:
         for name, field in fields_of(kind, over_http=True).items():
@@ -132,9 +117,8 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def errors_of(*more: int, with_body: bool = False) -> dict[int | str, dict[str, Any]]:
     """Return the errors that an endpoint may answer with. more: statuses beside the usual ones."""
-    content = {"application/json": {"schema": ERROR_SCHEMA}}
-    statuses = (*(_STATUSES if with_body else _WITHOUT_BODY), *more)
-    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
+    statuses = (401, 403, 429, 500, 503, *((400, 404, 408, 413, 504) if with_body else ()), *more)
+    return {status: {"model": ErrorAnswer} for status in sorted(statuses)}
 
 
 _CHAT = "/v1/chat/completions"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from qwen3_omni_neuron.errors import OptionError, did_you_mean, format_value
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
@@ -17,8 +17,6 @@ Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
 """OpenAI's seed; `seed_of` makes it one of this API."""
 _OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
 _TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
-VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
-"""Fields of vllm-omni's clients, which give the options of each stage in a list."""
 ENGINE_FIELDS: Mapping[str, Any] = {
     **{name: schema_of_option(_OPTION[option]) for name, option in HONOURED_AS.items()},
     **{name: {"enum": [value, None]} for name, (value, _) in REFUSED.items()},
@@ -35,23 +33,13 @@ OTHER_VOICES: Mapping[str, str] = {
 """OpenAI's voices and DashScope's, and the released checkpoint's voices that speak for them."""
 
 
-class VoiceId(BaseModel):
-    """A voice by its id, which is its name."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    id: str
-
-
 def _name(given: Any) -> Any:
     """Return the name in a voice object, and anything else unchanged."""
-    if isinstance(given, Mapping) and set(given) == {"id"}:
-        return given["id"]
-    return given
+    return given["id"] if isinstance(given, Mapping) and set(given) == {"id"} else given
 
 
-VoiceName = Annotated[str, BeforeValidator(_name, json_schema_input_type=str | VoiceId)]
-"""Field with a voice's name, which clients may send as an object, too."""
+VoiceName = Annotated[str, BeforeValidator(_name, json_schema_input_type=str | dict[str, str])]
+"""Field with a voice's name, which clients may send as an object with an id, too."""
 
 
 class Voices:
@@ -106,10 +94,10 @@ def seed_of(given: Any) -> Any:
 
 
 def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """Return the options of a request for the fields of engines, and refuse what they can't be.
+    """Return the options of a request for the fields of engines. Raises ApiError.
 
     given: further fields of a body; others are ignored. thinks: whether the checkpoint's template
-    lets a reply begin with reasoning. Raises ApiError.
+    lets a reply begin with reasoning.
     """
     options: dict[str, Any] = {}
     for name, value in given.items():
@@ -119,13 +107,15 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
             options[HONOURED_AS[name]] = _option(name, value, given)
         elif name in REFUSED:
             check_only(name, value, *REFUSED[name])
-        elif name == _TEMPLATE:
-            if not isinstance(value, Mapping) or set(value) - {_THINKS}:
-                message = f"{_TEMPLATE} can only have {_THINKS} here. Leave it out."
-                raise wrong_value(message, _TEMPLATE)
-            _check_thinks(value.get(_THINKS), thinks, f"{_TEMPLATE}.{_THINKS}")
-        elif name == _THINKS:  # so in DashScope's requests
-            _check_thinks(value, thinks, name)
+        elif name in (_TEMPLATE, _THINKS):  # the latter in DashScope's requests
+            asked = value if name == _TEMPLATE else {_THINKS: value}
+            if not isinstance(asked, Mapping) or set(asked) - {_THINKS}:
+                raise wrong_value(f"{_TEMPLATE} can only have {_THINKS} here.", _TEMPLATE)
+            wanted = asked.get(_THINKS)
+            if wanted is not None and wanted is not thinks:
+                place = name if name == _THINKS else f"{_TEMPLATE}.{_THINKS}"
+                does = "always" if thinks else "never"
+                raise wrong_value(f"{place}: this checkpoint {does} thinks. Leave it out.", place)
     return options
 
 
@@ -149,14 +139,6 @@ def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
     return value
 
 
-def _check_thinks(wanted: Any, thinks: bool, name: str) -> None:
-    if wanted is not None and wanted is not thinks:
-        does = "always thinks" if thinks else "never thinks"
-        raise wrong_value(
-            f"{name} can't be {format_value(wanted)}: this checkpoint {does}. Leave it out.", name
-        )
-
-
 def check_lengths(options: Mapping[str, Any]) -> None:
     """Refuse lengths that contradict other options of a request, by their fields. Raises ApiError.
 
@@ -169,11 +151,8 @@ def check_lengths(options: Mapping[str, Any]) -> None:
         raise wrong_value(message, "min_tokens")
     name = "min_tokens" if least else "ignore_eos"
     if (least or options.get("ignore_eos")) and has_grammar(options):
-        raise wrong_value(
-            f"{name} can't be given with tools, response_format or a grammar, which say themselves "
-            "where the text ends. Leave one of them out.",
-            name,
-        )
+        message = f"{name} can't be given with tools, response_format or a grammar. Leave it out."
+        raise wrong_value(message, name)
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:
@@ -182,17 +161,11 @@ def has_grammar(options: Mapping[str, Any]) -> bool:
 
 
 def joined_options(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a request has by their own names and by other fields.
-
-    Raises ApiError for one that has two values.
-    """
+    """Return the options by their own names and by other fields. Raises ApiError for two values."""
     for name, value in others.items():
         if own.get(name, value) != value:
-            raise wrong_value(
-                f"{name} is {format_value(own[name])}, and another field of the request makes it "
-                f"{format_value(value)}. Give one of them.",
-                name,
-            )
+            message = f"{name} is {format_value(own[name])}, and another field of the request makes"
+            raise wrong_value(f"{message} it {format_value(value)}. Give one of them.", name)
     return {**own, **others}
 
 

@@ -8,9 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
 
-from qwen3_omni_neuron.serving.openai import bodies, parameters
 from qwen3_omni_neuron.serving.openai import chat_request as chat
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai import parameters
+from qwen3_omni_neuron.serving.openai.bodies import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    OneOf,
+    OpenObject,
+    StrictObject,
+    check_further,
+    refused_field,
+)
+from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     LOGPROBS,
     REFUSED_IN_RESPONSES,
@@ -45,52 +54,42 @@ FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
 """Schemas of the fields that a request may have beside those of `ResponseRequest`."""
 
 
-class InputTextPart(bodies.OpenObject):
+class SaidPart(OpenObject):
     """Text of a message, or of a function's result."""
 
-    type: Literal["input_text"]
+    type: Literal["input_text", "output_text"]
     text: str
 
 
-class OutputTextPart(bodies.OpenObject):
-    """Text of an assistant's message."""
-
-    type: Literal["output_text"]
-    text: str
-
-
-class InputImagePart(bodies.OpenObject):
+class InputImagePart(OpenObject):
     """An image by its URL, which may be a data URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
-
     type: Literal["input_image"]
     image_url: str | None = None
 
 
-class InputFilePart(bodies.OpenObject):
+class InputFilePart(OpenObject):
     """A document, which is refused."""
 
     model_config = ConfigDict(extra="ignore")
-
     type: Literal["input_file"]
 
 
 InputPart = Annotated[
-    InputTextPart
-    | OutputTextPart
+    SaidPart
     | chat.RefusalPart
     | InputImagePart
     | chat.InputAudioPart
     | chat.AudioUrlPart
     | chat.VideoUrlPart
     | InputFilePart,
-    bodies.ByType(),
+    OneOf(),
 ]
-InputContent = Annotated[str | list[InputPart], bodies.ByForm("a string", "a list of parts")]
+InputContent = Annotated[str | list[InputPart], OneOf("a string or a list of parts")]
 
 
-class InputMessage(bodies.OpenObject):
+class InputMessage(OpenObject):
     """One message of the conversation."""
 
     type: Literal["message"] | None = "message"
@@ -98,7 +97,7 @@ class InputMessage(bodies.OpenObject):
     content: InputContent
 
 
-class InputCall(bodies.OpenObject):
+class InputCall(OpenObject):
     """A call of a function by an earlier response. arguments: JSON text."""
 
     type: Literal["function_call"]
@@ -108,7 +107,7 @@ class InputCall(bodies.OpenObject):
     arguments: str
 
 
-class CallOutput(bodies.OpenObject):
+class CallOutput(OpenObject):
     """Result of a function that was called."""
 
     type: Literal["function_call_output"]
@@ -117,13 +116,13 @@ class CallOutput(bodies.OpenObject):
     output: InputContent
 
 
-class EarlierReasoning(bodies.OpenObject):
+class EarlierReasoning(OpenObject):
     """Reasoning of an earlier response, which the model does not get again."""
 
     type: Literal["reasoning"]
 
 
-class ItemReference(bodies.StrictObject):
+class ItemReference(StrictObject):
     """Id of an item of an earlier response, which is kept here."""
 
     type: Literal["item_reference"] | None = "item_reference"
@@ -132,13 +131,12 @@ class ItemReference(bodies.StrictObject):
 
 InputItem = Annotated[
     InputMessage | InputCall | CallOutput | EarlierReasoning | ItemReference,
-    bodies.ByType({"role": "message", "id": "item_reference"}),
+    OneOf(role="message", id="item_reference"),
 ]
-InputItems = Annotated[list[InputItem], Field(max_length=bodies.MOST_MESSAGES)]
-Input = Annotated[str | InputItems, bodies.ByForm("a string", "a list of items")]
+InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
 
 
-class FlatTool(bodies.OpenObject):
+class FlatTool(OpenObject):
     """A tool that the response may call. Those of OpenAI's own are refused."""
 
     type: str
@@ -148,7 +146,7 @@ class FlatTool(bodies.OpenObject):
     strict: bool | None = None
 
 
-class FlatNamedTool(bodies.StrictObject):
+class FlatNamedTool(StrictObject):
     """A tool by its name."""
 
     type: str
@@ -159,13 +157,7 @@ class FlatToolChoice(FlatNamedTool):
     """The function that the response must call, or those that it may or must call one of."""
 
     mode: Literal["auto", "required"] | None = None
-    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=bodies.MOST_TOOLS)
-
-
-ChosenFlatTool = Annotated[
-    Literal["auto", "none", "required"] | FlatToolChoice,
-    bodies.ByForm("auto, none, required", "an object"),
-]
+    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=MOST_TOOLS)
 
 
 class FlatSchemaFormat(chat.JsonSchema):
@@ -174,24 +166,17 @@ class FlatSchemaFormat(chat.JsonSchema):
     type: Literal["json_schema"]
 
 
-FlatFormat = Annotated[chat.TextFormat | chat.JsonObjectFormat | FlatSchemaFormat, bodies.ByType()]
-
-
-class TextSettings(bodies.StrictObject):
+class TextSettings(StrictObject):
     """Format of the text. verbosity: without effect."""
 
-    format: FlatFormat | None = None
+    format: Annotated[chat.PlainFormat | FlatSchemaFormat, OneOf()] | None = None
     verbosity: str | None = None
 
 
 class ResponseQuery(BaseModel):
-    """Query of GET /v1/responses/ID, as `fields_of_query` reads it.
-
-    stream: false, as a response that has ended is not streamed again. The others have no effect.
-    """
+    """Query of GET /v1/responses/ID. stream: false; the others have no effect."""
 
     model_config = ConfigDict(extra="forbid")
-
     stream: bool = False
     include: list[str] = []
     include_obfuscation: bool = False
@@ -199,14 +184,12 @@ class ResponseQuery(BaseModel):
 
 
 class ItemsQuery(BaseModel):
-    """Query of GET /v1/responses/ID/input_items, as `fields_of_query` reads it.
+    """Query of GET /v1/responses/ID/input_items. include: without effect.
 
-    after: id of the item before the first one of the page. limit: most items of a page. order: by
-    the conversation's, or its reverse. include: without effect.
+    after: id of the item before the first one of the page. order: the conversation's, or reversed.
     """
 
     model_config = ConfigDict(extra="forbid")
-
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
@@ -224,35 +207,31 @@ def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return fields
 
 
-Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
-    ],
-    Field(max_length=16),
-]
+_Key = Annotated[str, StringConstraints(max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
+Metadata = Annotated[dict[_Key, _Value], Field(max_length=16)]
 """OpenAI's, with its limits."""
 
 
-class ResponseRequest(chat.SampledBody):
-    """Body of POST /v1/responses.
+class ResponseRequest(chat.TextRequest):
+    """Body of POST /v1/responses. Further fields are those of FURTHER_RESPONSE_FIELDS."""
 
-    Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
-    have no effect.
-    """
-
-    model: str | None = None
-    input: Input | None = None
+    input: Annotated[str | InputItems, OneOf("a string or a list of items")] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: list[FlatTool] | None = Field(None, max_length=bodies.MOST_TOOLS)
-    tool_choice: ChosenFlatTool | None = None
+    tools: list[FlatTool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: (
+        Annotated[
+            Literal["auto", "none", "required"] | FlatToolChoice,
+            OneOf("auto, none, required or an object"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
 
@@ -270,16 +249,6 @@ class ResponseRequest(chat.SampledBody):
             isinstance(item, ItemReference) for item in self.items
         )
 
-    @property
-    def tells_logprobs(self) -> bool:
-        """True where its text comes with log-probabilities."""
-        return LOGPROBS in (self.include or ())
-
-    @property
-    def keeps(self) -> bool:
-        """True where the response is kept for later turns."""
-        return self.store is not False
-
 
 def check_response_request(asked: ResponseRequest) -> None:
     """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
@@ -288,25 +257,25 @@ def check_response_request(asked: ResponseRequest) -> None:
         if value is not None:
             parameters.check_only(name, value, only, instead)
     # Here, and not in the chat request, whose fields have other names.
-    bodies.check_known(
-        asked, FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys(), chat.CHAT_OPTIONS
-    )
-    if asked.top_logprobs and not asked.tells_logprobs:
+    check_further(asked, "", FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys())
+    if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     for i, tool in enumerate(asked.tools or ()):
-        if tool.type != "function":
-            raise _no_such_tool(f"tools[{i}]", tool.type, f"tools[{i}].type")
-        if not tool.name:
-            raise wrong_value(f"tools[{i}] has no name.", f"tools[{i}].name")
-        bodies.check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
+        _function_name(tool, f"tools[{i}]", f"tools[{i}].type", f"tools[{i}].name")
+        check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
 
 
-def _no_such_tool(where: str, kind: str, param: str) -> ApiError:
-    return wrong_value(
-        f"{where} is of type {kind[:80]!r}, which is not supported: there are no built-in tools. "
-        "Describe a function (type: function), and run it where its call arrives.",
-        param,
-    )
+def _function_name(tool: FlatTool | FlatNamedTool, where: str, of_type: str, of_name: str) -> str:
+    """Return the name of a function. of_type, of_name: params of errors. Raises ApiError."""
+    if tool.type != "function":
+        raise wrong_value(
+            f"{where} is of type {tool.type[:80]!r}: there are no built-in tools. Describe a "
+            "function (type: function), and run it where its call arrives.",
+            of_type,
+        )
+    if not tool.name:
+        raise wrong_value(f"{where} has no name.", of_name)
+    return tool.name
 
 
 def chat_request_of(
@@ -330,11 +299,13 @@ def chat_request_of(
     form: Any = None if asked.text is None else asked.text.format
     if isinstance(form, FlatSchemaFormat):
         form = chat.JsonSchemaFormat(type="json_schema", json_schema=form)
-    choice = asked.tool_choice
     tools = [
         chat.Tool(type="function", function=chat.Function(**chat.declared(tool, chat.Function)))
         for tool in asked.tools or ()
     ]
+    choice: Any = asked.tool_choice
+    if isinstance(choice, FlatToolChoice):
+        choice = _tool_choice(choice)
     try:
         for where, item in items:
             message = _message(item, where, messages)
@@ -346,16 +317,16 @@ def chat_request_of(
         wanted = chat.ChatRequest(
             model=asked.model or "",
             messages=messages,
-            logprobs=asked.tells_logprobs,
+            logprobs=LOGPROBS in (asked.include or ()),
             max_completion_tokens=asked.max_output_tokens,
             tools=tools,
-            tool_choice=None if choice == "auto" and not tools else _tool_choice(choice),
+            tool_choice=None if choice == "auto" and not tools else choice,
             parallel_tool_calls=asked.parallel_tool_calls if tools else None,
             response_format=form,
             **more,
         )
     except ValidationError as error:
-        raise bodies.refused_field(error) from error
+        raise refused_field(error) from error
     return wanted, names
 
 
@@ -367,81 +338,68 @@ def _message(item: InputItem, where: str, before: Sequence[chat.Message]) -> cha
     said = isinstance(item, InputCall | EarlierReasoning)
     said = said or (isinstance(item, InputMessage) and item.role == "assistant")
     names = names_in(RESPONSES, "input[]")
-    bodies.check_further(item, where, names if said else names - {"*"})
-    if isinstance(item, InputCall):
-        function = chat.CalledFunction(name=item.name, arguments=item.arguments)
-        call, last = (
-            chat.ToolCall(id=item.call_id, function=function),
-            before[-1] if before else None,
-        )
-        calls = [] if last is None else last.tool_calls or []
-        if last is None or last.role != "assistant" or len(calls) == bodies.MOST_TOOLS:
-            return chat.Message(role="assistant", tool_calls=[call])
-        last.tool_calls = [*calls, call]
-    elif isinstance(item, CallOutput):
+    check_further(item, where, names if said else names - {"*"})
+    if isinstance(item, InputMessage):
+        return chat.Message(role=item.role, content=_content(item.content, f"{where}.content"))
+    if isinstance(item, CallOutput):
         content = _content(item.output, f"{where}.output")
         for i, part in enumerate(() if isinstance(content, str) else content):
             if not isinstance(part, chat.TextPart | chat.RefusalPart):
                 place = f"{where}.output[{i}]"
-                raise wrong_value(
-                    f"{place} is {part.type}: the result of a function is text here. Send it in a "
-                    "message of the user, after the result.",
-                    place,
-                )
+                said_why = f"{place} is {part.type}: the result of a function is text here."
+                raise wrong_value(f"{said_why} Send it in a message of the user.", place)
         return chat.Message(role="tool", tool_call_id=item.call_id, content=content)
-    elif isinstance(item, InputMessage):
-        return chat.Message(role=item.role, content=_content(item.content, f"{where}.content"))
+    if isinstance(item, InputCall):
+        function = chat.CalledFunction(name=item.name, arguments=item.arguments)
+        call = chat.ToolCall(id=item.call_id, function=function)
+        last = before[-1] if before and before[-1].role == "assistant" else None
+        calls = [] if last is None else last.tool_calls or []
+        if last is None or len(calls) == MOST_TOOLS:
+            return chat.Message(role="assistant", tool_calls=[call])
+        last.tool_calls = [*calls, call]
     return None
 
 
 def _content(content: InputContent, where: str) -> chat.Content:
+    """Return the content of a chat's message, which checks its further fields. Raises ApiError."""
     if isinstance(content, str):
         return content
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
-
-
-def _part(part: InputPart, where: str) -> chat.MessagePart:
-    """Return a part of a chat's message, which checks its further fields. Raises ApiError."""
-    further = part.model_extra or {}
-    if isinstance(part, InputTextPart | OutputTextPart):
-        return chat.TextPart(type="text", text=part.text, **further)
-    if isinstance(part, InputImagePart):
-        if part.image_url is None:
+    parts = list[chat.MessagePart]()
+    for i, part in enumerate(content):
+        further = part.model_extra or {}
+        if isinstance(part, SaidPart):
+            parts.append(chat.TextPart(type="text", text=part.text, **further))
+        elif isinstance(part, InputImagePart):
+            place = f"{where}[{i}].image_url"
+            if part.image_url is None:
+                raise wrong_value(f"{place}: no files are stored. Send a data URL.", place)
+            url = chat.MediaUrl(url=part.image_url)
+            parts.append(chat.ImageUrlPart(type="image_url", image_url=url, **further))
+        elif isinstance(part, InputFilePart):
             raise wrong_value(
-                f"{where} has no image_url, and no files are stored here. Send the image as a data "
-                "URL.",
-                f"{where}.image_url",
+                f"{where}[{i}] is a file: documents are not read. Send its text as input_text, or "
+                "its pages as input_image.",
+                f"{where}[{i}]",
             )
-        url = chat.MediaUrl(url=part.image_url)
-        return chat.ImageUrlPart(type="image_url", image_url=url, **further)
-    if isinstance(part, InputFilePart):
-        raise wrong_value(
-            f"{where} is a file: documents are not read. Send its text as input_text, or its pages "
-            "as input_image.",
-            where,
-        )
-    return part
+        else:
+            parts.append(part)
+    return parts
 
 
-def _tool_choice(choice: str | FlatToolChoice | None) -> Any:
+def _tool_choice(choice: FlatToolChoice) -> chat.NamedTool | chat.AllowedTools:
     """Return the tool choice of a chat request. Raises ApiError."""
-    if not isinstance(choice, FlatToolChoice):
-        return choice
+
+    def named(tool: FlatNamedTool, where: str) -> chat.NamedTool:
+        name = _function_name(tool, where, "tool_choice", "tool_choice")
+        return chat.NamedTool(type="function", function=chat.FunctionName(name=name))
+
     if choice.type != "allowed_tools":
-        return _named(choice, "tool_choice")
-    tools = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
+        return named(choice, "tool_choice")
+    tools = [named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
     if not tools:
         raise wrong_value("tool_choice.tools is empty. Name at least one function.", "tool_choice")
     names = chat.AllowedNames(mode=choice.mode or "auto", tools=tools)
     return chat.AllowedTools(type="allowed_tools", allowed_tools=names)
-
-
-def _named(tool: FlatNamedTool, where: str) -> chat.NamedTool:
-    if tool.type != "function":
-        raise _no_such_tool(where, tool.type, "tool_choice")
-    if not tool.name:
-        raise wrong_value(f"{where} has no name.", "tool_choice")
-    return chat.NamedTool(type="function", function=chat.FunctionName(name=tool.name))
 
 
 _SAID = ("type", "role", "content", "call_id", "name", "arguments", "output")
@@ -560,13 +518,14 @@ def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
     return made
 
 
-def ids_listed(items: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+def ids_listed(items: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
     """Return a conversation's items as a list of them has them, each by an id of its own.
 
     An item that is sent again is left out. Another one of the same id gets a new id, which is the
     same in every list of the conversation. Only items that share an id are parsed.
     """
-    items = list(items)
+    if len(alone := dict(items)) == len(items):
+        return alone
     shared = {name for name, count in Counter(name for name, _ in items).items() if count > 1}
     made, said = dict[str, bytes](), set[tuple[str, bytes]]()
     for own, content in items:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from qwen3_omni_neuron.serving.openai.bodies import (
-    ByType,
+    OneOf,
     OpenObject,
     StrictObject,
     check_json,
@@ -66,7 +66,7 @@ class OutputItem(OpenObject):
     output: str
 
 
-Item = Annotated[MessageItem | CallItem | OutputItem, ByType()]
+Item = Annotated[MessageItem | CallItem | OutputItem, OneOf()]
 
 
 class ItemReference(StrictObject):
@@ -159,7 +159,7 @@ ClientEvent = (
     | ResponseCancel
 )
 _ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
-    list[Annotated[MessageItem | CallItem | OutputItem | ItemReference, ByType()]]
+    list[Annotated[MessageItem | CallItem | OutputItem | ItemReference, OneOf()]]
 )
 _LARGE = 1 << 18  # characters in strings
 _VALUE = 1 << 6  # characters that take as long to write as one value of a list or object

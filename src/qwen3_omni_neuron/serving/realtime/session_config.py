@@ -11,8 +11,7 @@ from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
-    ByForm,
-    ByType,
+    OneOf,
     StrictObject,
     is_model,
     unknown_field,
@@ -43,7 +42,7 @@ _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[
     Annotated[int, Field(ge=1, le=4096)] | Literal["inf"],
-    ByForm("an integer from 1 to 4096", "inf"),
+    OneOf("an integer from 1 to 4096 or inf"),
 ]
 
 
@@ -97,7 +96,7 @@ class SemanticVad(StrictObject):
         )
 
 
-TurnDetection = Annotated[ServerVad | SemanticVad, ByType()]
+TurnDetection = Annotated[ServerVad | SemanticVad, OneOf()]
 
 
 class TranscriptionConfig(StrictObject):
@@ -169,7 +168,7 @@ class NamedFunction(StrictObject):
 
 ChosenFunction = Annotated[
     Literal["auto", "none", "required"] | NamedFunction,
-    ByForm("auto, none, required", "a function by its name"),
+    OneOf("auto, none, required or a function by its name"),
 ]
 
 
@@ -189,7 +188,7 @@ class _CommonConfig(BaseModel):
 
 
 Truncation = Annotated[
-    str | dict[str, Any], ByForm("auto, disabled", "an object of type retention_ratio")
+    str | dict[str, Any], OneOf("auto, disabled or an object of type retention_ratio")
 ]
 
 
@@ -420,7 +419,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
         given["truncation"] = config.truncation
     for name, value in given.items():
         if name not in _OPTIONS:
-            message = unknown_field(config, name, _OPTIONS)
+            message = f"{name[:80]}: {unknown_field(config, name, _OPTIONS)}"
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
