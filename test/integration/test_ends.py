@@ -255,7 +255,7 @@ def free_port() -> int:
         again("qwen serve {} <&-"),
         again("qwen serve {} >&-"),
         again("qwen serve {} 2>&-"),
-        again("ulimit -n 20; qwen serve {} --placement split"),
+        again("ulimit -n 48; qwen serve {} --placement split"),
     ],
 )
 def test_a_server_without_standard_files_or_with_few_files_answers_and_ends(

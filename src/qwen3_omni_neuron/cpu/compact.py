@@ -10,7 +10,6 @@ A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,18 +33,6 @@ def compact_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     *stack, out, into = shape
     panel = -(-into // BLOCK_INPUTS) * BLOCK_HEAD + into // 4 * QUAD_BYTES
     return (*stack, -(-out // PANEL), panel)
-
-
-def pack_compact(matrix: Tensor, library: Any) -> Tensor | None:
-    """Return the compact form of a bfloat16 matrix [..., out, into] by the C.
-
-    None where it has none. library: None where it is not compiled, in which case there is none.
-    """
-    if library is None:
-        return None
-    from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
-
-    return pack_compact_in_c(matrix, library)
 
 
 def _pieces(matrices: Tensor, packed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -31,7 +31,7 @@ from qwen3_omni_neuron.checkpoint.parameters import Part
 from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.compilation.plan import SAME
-from qwen3_omni_neuron.cpu.compact import compact_shape, pack_compact, unpack_compact
+from qwen3_omni_neuron.cpu.compact import compact_shape, unpack_compact
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import (
     Groups,
@@ -135,7 +135,7 @@ class WeightForm:
             case "int8":
                 rounded, scale = quantise(matrix)
                 return {target: _panels(rounded, torch.int8), target + SCALE: scale}
-            case "compact" if (packed := pack_compact(matrix, find_library())) is not None:
+            case "compact" if (packed := _packed_compact(matrix)) is not None:
                 return {target: packed}
         return {target: _panels(matrix, self.dtype)}
 
@@ -189,6 +189,15 @@ def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
     from qwen3_omni_neuron.cpu.native.binding import quantise_in_c
 
     return quantise_in_c(matrix, library, groups)
+
+
+def _packed_compact(matrix: Tensor) -> Tensor | None:
+    """Return the compact form by the C; None without the library, or where there is none."""
+    if (library := find_library()) is None:
+        return None
+    from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
+
+    return pack_compact_in_c(matrix, library)
 
 
 def weight_form(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -138,7 +138,8 @@ class Server:
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log the progress."""
-        self.service.decoder.start()
+        with suppress(OSError):  # a request with media tries again, or is refused
+            self.service.decoder.start()
         done, made = threading.Event(), list[Any]()
 
         def load() -> None:

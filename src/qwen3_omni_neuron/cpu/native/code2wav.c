@@ -65,7 +65,7 @@ static int allocate(Front *f, const Code2Wav *c, int64_t streams, int64_t frames
     int64_t rows = streams * frames, half = d->head_dim / 2, inputs = rows;
     for (int64_t i = 0; i < c->stages; i++)
         inputs *= c->stage[i].ratio;
-    f->kv = (KvCache){.slots = streams, .positions = d->window - 1 + frames, .type = FLOAT32};
+    f->kv = (KvCache){.slots = streams, .positions = d->window - 1 + frames};
     int64_t kv = d->layers * streams * d->kv_heads * f->kv.positions * d->head_dim;
     int64_t row = row_stride(larger(d->hidden, c->conv_in.out));
     int64_t floats[] = {kv, kv, rows * half, rows * half, inputs * row, inputs * row,

@@ -107,24 +107,6 @@ static void rotate(float *x, const float *cosine, const float *sine, int64_t hal
     }
 }
 
-/* Write numbers to the KV cache, to bfloat16 rounded to the nearest, of two to the even one. */
-static void store(const KvCache *kv, void *to, int64_t at, const float *from, int64_t count)
-{
-    if (kv->type == FLOAT32) {
-        memcpy((float *)to + at, from, (size_t)count * sizeof(float));
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, from + i, sizeof bits);
-        if (from[i] == from[i])
-            bits += 0x7fff + (bits >> 16 & 1);
-        else
-            bits |= 0x400000; /* NaN keeps a bit of its fraction */
-        ((uint16_t *)to)[at + i] = (uint16_t)(bits >> 16);
-    }
-}
-
 /* Norm one row's queries and keys, apply rotary embedding to them, and write its keys and values to
  * the KV cache, at its position of its slot. */
 static void write_kv_row(const Attention *a, int64_t row)
@@ -141,8 +123,8 @@ static void write_kv_row(const Attention *a, int64_t row)
     }
     for (int64_t h = 0; h < d->kv_heads; h++) {
         int64_t to = head_start(a, row, h) + a->rows->at[row] * width;
-        store(a->kv, a->kv->keys, to, k + h * width, width);
-        store(a->kv, a->kv->values, to, v + h * width, width);
+        memcpy(a->kv->keys + to, k + h * width, (size_t)width * sizeof(float));
+        memcpy(a->kv->values + to, v + h * width, (size_t)width * sizeof(float));
     }
 }
 
@@ -160,7 +142,7 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
                             const int64_t *head, int64_t count, float *scratch)
 {
     const Decoder *d = a->d;
-    int64_t width = d->head_dim, start = head_start(a, row[0], kv_head) * bytes_of(a->kv->type);
+    int64_t width = d->head_dim, start = head_start(a, row[0], kv_head);
     int64_t qkv_width = (d->heads + 2 * d->kv_heads) * width;
     const float *queries[QUERIES];
     float *mixed[QUERIES];
@@ -171,8 +153,8 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
         from[i] = a->rows->from == NULL ? 0 : a->rows->from[row[i]];
         to[i] = a->rows->at[row[i]] + 1;
     }
-    kernels->attend(mixed, queries, from, to, count, (const char *)a->kv->keys + start,
-                    (const char *)a->kv->values + start, a->kv->type, width, scratch);
+    kernels->attend(mixed, queries, from, to, count, a->kv->keys + start, a->kv->values + start,
+                    width, scratch);
 }
 
 /* Attend with a tile's rows, over one KV head: with all heads that share it, so that a key is read once

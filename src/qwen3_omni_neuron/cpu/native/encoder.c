@@ -118,7 +118,7 @@ static void attend_some(void *work, int64_t task, float *scratch)
         mixed[r - start] = results + (r - start) * c->width;
         to[r - start] = c->seen[frame];
     }
-    kernels->attend(mixed, queries, from, to, end - start, k, v, FLOAT32, c->width, scratch);
+    kernels->attend(mixed, queries, from, to, end - start, k, v, c->width, scratch);
     for (int64_t r = start; r < end; r++)
         memcpy(c->normed + (frame * c->rows + r) * row_stride(l->hidden) + head * l->head_dim,
                mixed[r - start], (size_t)l->head_dim * sizeof(float));

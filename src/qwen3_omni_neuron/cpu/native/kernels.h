@@ -69,12 +69,11 @@ typedef struct {
     void (*gelu_tanh)(float *y, const float *x, int64_t width);
     /* y = e^x within 2 units in the last place; y may be x. */
     void (*exponentials)(float *y, const float *x, int64_t width);
-    /* Attention of up to QUERIES queries over keys and values [positions, width], FLOAT32 or
-     * BFLOAT16: query i sees positions from[i] up to to[i]. scratch: queries * (largest `to` + 16)
-     * floats. */
+    /* Attention of up to QUERIES queries over keys and values [positions, width]: query i sees
+     * positions from[i] up to to[i]. scratch: queries * (largest `to` + 16) floats. */
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
-                   const int64_t *to, int64_t count, const void *keys, const void *values,
-                   int64_t type, int64_t width, float *scratch);
+                   const int64_t *to, int64_t count, const float *keys, const float *values,
+                   int64_t width, float *scratch);
     /* y[o][t] = bias[o] + the sum over i and k of weight of i, k, o times x[i][t + k * dilation], or
      * y += where add. x [into channels, samples + (taps - 1) * dilation], y [out, samples], up to
      * CHANNELS of them; weight [into, taps, CHANNELS]. */

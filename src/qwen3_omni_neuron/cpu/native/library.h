@@ -126,12 +126,10 @@ typedef struct {
     const float *norm;  /* [hidden] */
 } Decoder;
 
-/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. Those of type BFLOAT16
- * are rounded to it when they are written, and widened when they are read. */
+/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. */
 typedef struct {
-    void *keys, *values;
+    float *keys, *values;
     int64_t slots, positions;
-    int64_t type; /* FLOAT32 or BFLOAT16 */
 } KvCache;
 
 /* Rows added to the hidden states after each of the first `layers` layers: rows [count] and their

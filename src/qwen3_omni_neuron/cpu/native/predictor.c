@@ -39,7 +39,7 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     f->drawing.kept = (Candidate *)(*block + memory + ids);
     f->drawing.ordered = f->drawing.kept + vocab;
     float *keys = (float *)(*block + memory + ids + kept), *values = keys + cache;
-    f->kv = (KvCache){keys, values, slots, positions, FLOAT32};
+    f->kv = (KvCache){keys, values, slots, positions};
     f->cosine = values + cache;
     f->sine = f->cosine + 2 * slots * half;
     f->logits = f->sine + 2 * slots * half;

@@ -459,19 +459,6 @@ INLINE Vector KIND(some)(const float *p, int64_t count)
     return x;
 }
 
-/* Numbers i to i + count - 1 of a type, FLOAT32 or BFLOAT16, widened, and zeros after them. */
-INLINE Vector KIND(some_widened)(const void *p, int64_t i, int64_t count, int type)
-{
-    if (type == FLOAT32)
-        return KIND(some)((const float *)p + i, count);
-    if (count >= LANES)
-        return KIND(widened)(p, i, BFLOAT16);
-    uint16_t numbers[LANES] = {0};
-    if (count > 0)
-        memcpy(numbers, (const uint16_t *)p + i, (size_t)count * sizeof(uint16_t));
-    return KIND(widened)(numbers, 0, BFLOAT16);
-}
-
 /* Add the SUMS sums of a dot product, in one order on every processor. */
 INLINE float KIND(added)(const Vector *sums)
 {
@@ -532,9 +519,9 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
 }
 
 /* Write `scale` times the dot products of `count` queries with the keys `at` up to at + key_count to
- * to[query] + at; counts and type are constants after inlining. */
+ * to[query] + at; counts are constants after inlining. */
 INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
-                       const void *keys, int type, int key_count, int64_t width, float scale)
+                       const float *keys, int key_count, int64_t width, float scale)
 {
     Vector sums[DOTS][SUMS / LANES]; /* query by query */
     int64_t whole = width / SUMS * SUMS;
@@ -544,7 +531,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
     for (int v = 0; v < SUMS / LANES; v++)
         for (int64_t i = v * LANES; i < whole; i += SUMS)
             for (int k = 0; k < key_count; k++) {
-                Vector key = KIND(widened)(keys, (at + k) * width + i, type);
+                Vector key = READ(keys + (at + k) * width + i);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] += READ(queries[q] + i) * key;
             }
@@ -552,7 +539,7 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
                 int64_t i = whole + v * LANES;
-                Vector key = KIND(some_widened)(keys, (at + k) * width + i, width - i, type);
+                Vector key = KIND(some)(keys + (at + k) * width + i, width - i);
                 for (int q = 0; q < count; q++)
                     sums[q * key_count + k][v] = KIND(fused)(KIND(some)(queries[q] + i, width - i),
                                                              key, sums[q * key_count + k][v]);
@@ -572,7 +559,7 @@ INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
 {
     float result, *to[1] = {&result};
     const float *one[1] = {a};
-    KIND(dots)(to, 0, one, 1, b, FLOAT32, 1, width, 1.0f);
+    KIND(dots)(to, 0, one, 1, b, 1, width, 1.0f);
     return result;
 }
 
@@ -704,14 +691,13 @@ INLINE void KIND(softmax)(float *w, int64_t count)
 /* Add the values of the rows from `start` up to `stop` to the queries that see them: `all` where
  * every query does. One that is not seen may be NaN, which a weight of 0 would not keep out. */
 INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64_t *from,
-                           const int64_t *to, int count, const void *values, int type,
-                           int64_t start, int64_t stop, int64_t width, int64_t at, int vectors,
-                           int64_t left, int all)
+                           const int64_t *to, int count, const float *values, int64_t start,
+                           int64_t stop, int64_t width, int64_t at, int vectors, int64_t left,
+                           int all)
 {
     for (int64_t t = start; t < stop; t++)
         for (int v = 0; v < vectors; v++) {
-            Vector value = KIND(some_widened)(values, t * width + at + v * LANES, left - v * LANES,
-                                              type);
+            Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
             for (int q = 0; q < count; q++)
                 if (all || (from[q] <= t && t < to[q]))
                     sums[q][v] = KIND(fused)(KIND(filled)(weights[q][t]), value, sums[q][v]);
@@ -722,8 +708,7 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
  * them, or fewer where only `left` are; counts are constants after inlining. Query q sees the rows from
  * `from[q]` up to `to[q]`. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
-                      const int64_t *to, int count, const void *values, int type, int64_t start,
-                      int64_t stop, int64_t width, int64_t at, int vectors, int64_t left)
+                      const int64_t *to, int count, const float *values, int64_t start, int64_t stop, int64_t width, int64_t at, int vectors, int64_t left)
 {
     Vector sums[4][4];
     int64_t shared = start, shared_end = stop;
@@ -736,24 +721,22 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++)
             sums[q][v] = KIND(some)(mixed[q] + at + v * LANES, left - v * LANES);
-    KIND(mix_rows)(sums, weights, from, to, count, values, type, start, shared, width, at, vectors,
+    KIND(mix_rows)(sums, weights, from, to, count, values, start, shared, width, at, vectors, left,
+                   0);
+    KIND(mix_rows)(sums, weights, from, to, count, values, shared, shared_end, width, at, vectors,
+                   left, 1);
+    KIND(mix_rows)(sums, weights, from, to, count, values, shared_end, stop, width, at, vectors,
                    left, 0);
-    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared, shared_end, width, at,
-                   vectors, left, 1);
-    KIND(mix_rows)(sums, weights, from, to, count, values, type, shared_end, stop, width, at,
-                   vectors, left, 0);
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
 }
 
 /* A part of attend: the scores of `count` queries for the keys of positions `start` up to `stop`, or what
- * the values of these add to `mixed`, which is NULL for scores. `count` and type are constants after
- * inlining. */
+ * the values of these add to `mixed`, which is NULL for scores. `count` is a constant after inlining. */
 INLINE void KIND(attend_part)(float *const *mixed, float *const *weights,
                               const float *const *queries, const int64_t *from, const int64_t *to,
-                              int count, const void *rows, int type, int64_t start, int64_t stop,
-                              int64_t width)
+                              int count, const float *rows, int64_t start, int64_t stop, int64_t width)
 {
     int64_t first = from[0], last = to[0], together = DOTS / count;
     float scale = 1.0f / sqrtf((float)width);
@@ -764,48 +747,42 @@ INLINE void KIND(attend_part)(float *const *mixed, float *const *weights,
     start = larger(start, first), stop = smaller(stop, last);
     if (mixed == 0) {
         for (; start + together <= stop; start += together)
-            KIND(dots)(weights, start, queries, count, rows, type, DOTS / count, width, scale);
+            KIND(dots)(weights, start, queries, count, rows, DOTS / count, width, scale);
         for (; start < stop; start++)
-            KIND(dots)(weights, start, queries, count, rows, type, 1, width, scale);
+            KIND(dots)(weights, start, queries, count, rows, 1, width, scale);
         return;
     }
     int64_t at = 0;
     int vectors = count == 4 ? REGISTERS / 8 : 4; /* whose sums are registers */
     for (; at + vectors * LANES <= width; at += vectors * LANES)
-        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, vectors,
+        KIND(mix)(mixed, weights, from, to, count, rows, start, stop, width, at, vectors,
                   vectors * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, 1, LANES);
+        KIND(mix)(mixed, weights, from, to, count, rows, start, stop, width, at, 1, LANES);
     if (at < width)
-        KIND(mix)(mixed, weights, from, to, count, rows, type, start, stop, width, at, 1,
-                  width - at);
+        KIND(mix)(mixed, weights, from, to, count, rows, start, stop, width, at, 1, width - at);
 }
 
-/* attend_part for all queries, some at a time. One type, in a function of its own: see TILE. */
-#define ATTEND_TYPE(name, type)                                                                  \
-    static __attribute__((noinline)) void KIND(name)(                                            \
-        float *const *mixed, float *const *weights, const float *const *queries,                 \
-        const int64_t *from, const int64_t *to, int64_t count, const void *rows, int64_t start,  \
-        int64_t stop, int64_t width)                                                             \
-    {                                                                                            \
-        int64_t q = 0;                                                                           \
-        for (; q + 4 <= count; q += 4)                                                           \
-            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
-                              to + q, 4, rows, type, start, stop, width);                        \
-        for (; q + 2 <= count; q += 2)                                                           \
-            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
-                              to + q, 2, rows, type, start, stop, width);                        \
-        for (; q < count; q++)                                                                   \
-            KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q,    \
-                              to + q, 1, rows, type, start, stop, width);                        \
-    }
-ATTEND_TYPE(attend_float32, FLOAT32)
-ATTEND_TYPE(attend_bfloat16, BFLOAT16)
-#undef ATTEND_TYPE
+/* attend_part for all queries, some at a time. In a function of its own: see TILE. */
+static __attribute__((noinline)) void KIND(attend_parts)(
+    float *const *mixed, float *const *weights, const float *const *queries, const int64_t *from,
+    const int64_t *to, int64_t count, const float *rows, int64_t start, int64_t stop, int64_t width)
+{
+    int64_t q = 0;
+    for (; q + 4 <= count; q += 4)
+        KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q, to + q, 4,
+                          rows, start, stop, width);
+    for (; q + 2 <= count; q += 2)
+        KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q, to + q, 2,
+                          rows, start, stop, width);
+    for (; q < count; q++)
+        KIND(attend_part)(mixed == 0 ? 0 : mixed + q, weights + q, queries + q, from + q, to + q, 1,
+                          rows, start, stop, width);
+}
 
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
-                         const int64_t *to, int64_t count, const void *keys, const void *values,
-                         int64_t type, int64_t width, float *scratch)
+                         const int64_t *to, int64_t count, const float *keys, const float *values,
+                         int64_t width, float *scratch)
 {
     int64_t first = from[0], last = to[0];
     float *weights[QUERIES];
@@ -818,14 +795,13 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
         memset(mixed[q], 0, (size_t)width * sizeof(float));
     }
     for (int64_t t = first; t < last; t += POSITIONS)
-        (type == BFLOAT16 ? KIND(attend_bfloat16) : KIND(attend_float32))(
-            0, weights, queries, from, to, count, keys, t, smaller(last, t + POSITIONS), width);
+        KIND(attend_parts)(0, weights, queries, from, to, count, keys, t,
+                           smaller(last, t + POSITIONS), width);
     for (int64_t q = 0; q < count; q++)
         KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
     for (int64_t t = first; t < last; t += POSITIONS)
-        (type == BFLOAT16 ? KIND(attend_bfloat16) : KIND(attend_float32))(
-            mixed, weights, queries, from, to, count, values, t, smaller(last, t + POSITIONS),
-            width);
+        KIND(attend_parts)(mixed, weights, queries, from, to, count, values, t,
+                           smaller(last, t + POSITIONS), width);
 }
 
 /* ---- audio ---- */
