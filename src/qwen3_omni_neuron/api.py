@@ -71,8 +71,7 @@ FINALIZER_TIMEOUT_S = 2.0  # wait for each thread when a model is dropped withou
 class Qwen3Omni:
     """A loaded model: `load` it, ask it, `close` it (or use it in a `with` block).
 
-    Requests may come from several threads. They share the engines' steps and nothing else: the
-    result of a request does not depend on the others.
+    Requests may come from several threads; the result of one does not depend on the others.
     """
 
     def __init__(
@@ -111,11 +110,8 @@ class Qwen3Omni:
 
         model_path: a folder, or a hub id. options: see options.LoadArguments and docs/options.md.
         With a compiled tree (compiled_path) the checkpoint gives config, tokenizer and template
-        alone; without one the weights are converted as they are read, and adapters are merged into
-        them: PEFT's folders, or pairs of a folder and a weight.
-        Raises CheckpointError for a checkpoint or an adapter that can't be used, ArtifactError for
-        a tree that doesn't fit it or can't be pulled, OutputError if there is no space for the
-        tree, NotInstalledError if packages of the target are missing, OptionError for an option,
+        alone.
+        Raises CheckpointError, ArtifactError, OutputError, NotInstalledError, OptionError, and
         ForkError in a child that was forked after an earlier load.
         """
         check_not_forked()
@@ -165,10 +161,10 @@ class Qwen3Omni:
         image and video items (see prompt.builder.PromptBuilder.prompt). options: see
         options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
-        of the returned text is spoken, also the last one of a reply that a limit cut; the reference
-        leaves that token out.
-        Raises an InputError (see errors), BusyError or ClosedError. A later error, such as a
-        LateError, is raised by the next event.
+        of the returned text is spoken; the reference leaves out the last one of a reply that a
+        limit cut.
+        Raises an InputError (see errors), BusyError or ClosedError. A later error is raised by the
+        next event.
         """
         return self._start(messages, options, speak=True)
 
@@ -181,7 +177,7 @@ class Qwen3Omni:
     def stream_continuation(
         self, prompt: str | Sequence[int], **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
-        """Continue a text or token ids as they are, without a chat template; see `stream_text`.
+        """Continue a text or token ids without a chat template; see `stream_text`.
 
         prompt: names of special tokens in a text become these tokens. It has no media.
         Raises the errors of `stream_text`, and MessageError for an empty prompt.
@@ -201,14 +197,13 @@ class Qwen3Omni:
     def stream_speech(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechStream:
         """Speak a given text, event by event, as a reply that is already written.
 
-        The thinker has no work: the talker reads an empty user turn, then the text. A long text is
-        cut at sentence ends into pieces (prompt.pieces) that form one stream for the caller. Each
-        piece is spoken by itself, one after another in one slot, with the seed increased by 1 each
-        time, and talker_max_new_tokens limits each piece. In the text, names of special tokens are
-        words, and white space becomes one space. In the result thinker_finish_reason is "stop", and
-        talker_finish_reason is "length" if any piece was cut; in its timings, ttft_s is the time to
-        the slot, prompt_tokens is 0, and text_tokens counts the text's tokens.
-        Raises an InputError (see errors), such as for an empty text, BusyError or ClosedError.
+        The talker reads an empty user turn, then the text. A long text is cut at sentence ends into
+        pieces (prompt.pieces), spoken one after another in one slot, with the seed increased by 1
+        and talker_max_new_tokens for each. Names of special tokens are words, and white space
+        becomes one space. In the result talker_finish_reason is "length" if any piece was cut;
+        ttft_s is the time to the slot, prompt_tokens is 0, and text_tokens counts the text's
+        tokens.
+        Raises an InputError (see errors), BusyError or ClosedError.
         """
         check_not_forked()
         arrived_s = self._pipeline.clock.now()
@@ -232,19 +227,18 @@ class Qwen3Omni:
     ) -> "Future[Grammar] | None":
         """Begin to compile the grammar of a request with these options; None where it has none.
 
-        The future's result is the option `grammar` of that request, which then has nothing to
-        compile. admit: called in another thread with the bytes that the grammar takes; raises if
-        they don't fit. Cancelling the future ends the work.
-        Raises OptionError and NotInstalledError, now or by the future, which may also raise
-        BusyError, ClosedError, and what `admit` raises.
+        The future's result is the request's option `grammar`. admit: called in another thread with
+        the grammar's bytes; raises if they don't fit. Cancelling the future ends the work.
+        Raises OptionError and NotInstalledError, now or by the future, which also raises BusyError,
+        ClosedError, and what `admit` raises.
         """
         check_not_forked()
         return self._grammars.begin(RequestOptions.parse(options), admit)
 
     def count_tokens(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> int:
-        """Return the number of tokens of a conversation's prompt, with those of its media.
+        """Return the number of tokens of a conversation's prompt, with its media.
 
-        Raises an InputError (see errors), for a text that is certainly too long, too.
+        Raises an InputError (see errors).
         """
         with one_torch_thread():
             return len(self._prompt(messages, RequestOptions.parse(options)))
@@ -258,17 +252,13 @@ class Qwen3Omni:
     def checkpoint_fingerprint(self) -> str:
         """Digest of what a conversation depends on in checkpoint and adapters, 64 hex digits.
 
-        See checkpoint.files.conversation_fingerprint; computed when it is first asked for.
-        Raises CheckpointError.
+        Computed when it is first asked for. Raises CheckpointError.
         """
         return conversation_fingerprint(self.prompt_builder.folder, self._adapters)
 
     @property
     def turns_by_silence(self) -> bool:
-        """True where the end of a spoken turn should be found by silence alone.
-
-        The checkpoint says so: its speakers sound in a way that models of turns misjudge.
-        """
+        """True where the checkpoint wants a spoken turn's end found by silence alone."""
         return self._defaults.turns_by_silence
 
     @property
@@ -308,9 +298,8 @@ class Qwen3Omni:
     ) -> Session:
         """Begin a conversation of several turns, which takes speech as it arrives.
 
-        system: content of a system message. messages: the earlier conversation, such as another
-        session's `messages`, or the first text to answer. options: options of every reply, unless
-        `Session.respond` gives others.
+        system: content of a system message. messages: the earlier conversation. options: of every
+        reply, unless `Session.respond` gives others.
         Raises an InputError (see errors).
         """
         parsed = RequestOptions.parse(options)
@@ -321,8 +310,8 @@ class Qwen3Omni:
     def restore_session(self, path: str | Path) -> Session:
         """Go on with the conversation that `Session.save` has written into a file.
 
-        Its replies are those of the session that was saved, token for token and code for code where
-        its options give a seed or nothing is sampled, and this model was loaded alike.
+        Its replies are those of the saved session, token for token and code for code where its
+        options give a seed or nothing is sampled, and this model was loaded alike.
         Raises StoredSessionError for a file that can't be read, is damaged, or is of another
         checkpoint or format.
         """
@@ -415,10 +404,7 @@ class Qwen3Omni:
         return pieces
 
     def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
-        """Return the token ids of a text to be spoken, and their number.
-
-        For a text of more than `most` tokens, ids may be missing and the number is a lower bound.
-        """
+        """Return the token ids of a text to be spoken, and their number or a lower bound."""
         words = " ".join(text.split())
         least = self.prompt_builder.least_tokens(words)
         token_ids = self.prompt_builder.encode_words(words, most) if least <= most else []
@@ -427,7 +413,6 @@ class Qwen3Omni:
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float
     ) -> Request:
-        """Make a request. Raises PromptTooLongError, and OptionError for a speaker or a grammar."""
         self._check_length(prompt)
         if speak:
             options.speaker_id(self._config)

@@ -1,30 +1,4 @@
-"""Errors of the package, in one tree.
-
-    Qwen3OmniError
-    ├── CheckpointError          config.json, shards or parameter names don't fit
-    ├── ArtifactError            a compiled tree is missing, incomplete, or doesn't fit
-    ├── NotInstalledError        what a target needs is not installed
-    ├── CompileError             a model's compile ended by itself, or another run has the tree
-    ├── InputError (ValueError)  the caller's input
-    │   ├── MessageError         conversation: roles, content, media kinds, turns
-    │   ├── AudioError           a clip that can't be read, or is empty
-    │   ├── ImageError           an image that can't be read or encoded
-    │   ├── VideoError           a video that can't be read or encoded
-    │   ├── OptionError          unknown or out-of-range option, unknown speaker
-    │   ├── PromptTooLongError   more tokens than the KV cache holds
-    │   └── StoredSessionError   a stored session that is damaged, or of another model or version
-    ├── BucketError (ValueError) a call of a size that no engine was compiled for
-    ├── BusyError                every slot is in use, and the queue is full
-    ├── GrammarError             a reply can't go on within its grammar
-    ├── ToolCallError            a reply's call of a tool is malformed
-    ├── LateError (TimeoutError) a deadline of the request has passed
-    ├── ClosedError              the model or the session was closed
-    ├── ForkError                a process was forked after a model was loaded: see the message
-    ├── EngineDiedError          a process or thread that ran a part of the model has ended
-    └── OutputError (OSError)    a file that can't be written, a loudspeaker that takes no sound
-
-A message says what happened, the numbers, and what to do next.
-"""
+"""Errors of the package. A message says what happened, the numbers, and what to do next."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -132,10 +106,7 @@ class ForkError(Qwen3OmniError):
 
 
 class EngineDiedError(Qwen3OmniError):
-    """A process or thread that ran a part of the model has ended: load the model again.
-
-    The message quotes the end of the process's output, or names the thread's exception.
-    """
+    """A process or thread that ran a part of the model has ended: load the model again."""
 
 
 class OutputError(Qwen3OmniError, OSError):
@@ -147,7 +118,7 @@ _MOST_COMPARED = 40  # characters of an unknown name that are compared with know
 
 
 def format_value(value: object) -> str:
-    """Return a value as text for a message: short and printable, whatever its own repr does."""
+    """Return a value as short printable text for a message, whatever its own repr does."""
     try:
         text = repr(value)
     except Exception:  # too deep, too many digits, or an error of the object's own
@@ -156,16 +127,13 @@ def format_value(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with the known name that is nearest to an unknown one, or "" if none is."""
+    """Return a question with the known name nearest to an unknown one, or an empty text."""
     near = get_close_matches(str.__str__(name)[:_MOST_COMPARED], [*known], 1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str, longest: int) -> str:
-    """Return the beginning of a text, with escapes for characters that no terminal can show.
-
-    These are halves of surrogate pairs, control characters, and marks of the writing direction.
-    """
+    """Return the beginning of a text, with escapes for characters that no terminal can show."""
     kept = text[:longest]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
     return shown if len(text) <= longest else f"{shown}..."

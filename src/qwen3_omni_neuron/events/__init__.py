@@ -21,11 +21,7 @@ _SHOWN_KEYS = 16  # most keys of a mapping in a repr: more than a model has stag
 
 
 class ShortRepr:
-    """Base of dataclasses with a short repr.
-
-    It shows arrays as type and shape, the beginning of texts, bytes, sequences and mappings, and no
-    field that has its default.
-    """
+    """Base of dataclasses with a short repr, which shows no field that has its default."""
 
     def __repr__(self) -> str:
         shown = []
@@ -37,13 +33,11 @@ class ShortRepr:
 
 
 def _is_default(of: "Field[Any]", value: Any) -> bool:
-    """Return whether a value is a field's default. No field has an array as its default."""
     default = of.default if of.default_factory is MISSING else of.default_factory()
     return type(value) is type(default) and bool(value == default)
 
 
 def _short(value: Any) -> str:
-    """Return a short repr of a field's value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, str | bytes | bytearray):
@@ -71,20 +65,12 @@ def _first(shown: Iterable[str], of: Collection[Any], most: int) -> str:
 class Timings(ShortRepr):
     """Times and sizes of one request. Times are in seconds from its arrival.
 
-    queued_s: time to the slot.
-    ttft_s: time to the first text token; to the slot where the text was given.
-    ttfb_s: time to the first audio sample; None without speech.
-    total_s: time to the last event.
-    audio_s: duration of the audio.
-    rtf: time of the last sample / audio_s, below 1 faster than real time; None without speech.
-    prompt_tokens: number of tokens of the prompt.
-    reused_tokens: number of them whose rows an earlier request had computed.
-    text_tokens: number of tokens of the text.
-    frames: number of frames of speech.
-    prompt_audio_tokens: number of prompt tokens of audio.
-    prompt_image_tokens: number of prompt tokens of images and videos.
-    speech_s: time of its calls since its first token, by stage; a shared call counts in full.
-    slow_stage: the stage whose calls took longest, if they took longer than the audio; else None.
+    queued_s: to the slot. ttft_s: to the first text token. ttfb_s: to the first audio sample; None
+    without speech. total_s: to the last event. audio_s: duration of the audio. rtf: time of the
+    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and of those with rows
+    computed earlier. text_tokens: of the text. frames: of speech. prompt_audio_tokens,
+    prompt_image_tokens: of audio, and of images and videos. speech_s: time of calls since the first
+    token, by stage. slow_stage: the stage whose calls took longest, if longer than the audio.
     """
 
     queued_s: float
@@ -107,16 +93,13 @@ class Timings(ShortRepr):
 class SpeechResult(ShortRepr):
     """Complete reply. A notebook shows it as its text and a player of its sound.
 
-    text: without special tokens. token_ids: generated thinker ids, EOS included when it was
-    produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
-    sample_rate Hz. Finish reasons: "stop" (the model ended), "length" (a limit did), and for the
-    talker "no_speech" (an empty text, or speech was not asked for) and "runaway" (all was said, and
-    what followed was not speech: see runtime.runaway). seed: seed of the request, given or drawn,
-    with which the request can be repeated. logprobs: log-probability of each of token_ids, where
-    the request asks for them, by the thinker's logits as they are: before penalty, temperature,
-    top_k and top_p. top_logprobs: the likeliest ids and their log-probabilities, for each of them.
-    warnings: sentences about files of its prompt that were not used whole, or not
-    as they are.
+    text: without special tokens. token_ids: generated ids, EOS included when it was produced.
+    codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at sample_rate Hz.
+    Finish reasons: "stop" (the model ended), "length" (a limit did), and for the talker "no_speech"
+    and "runaway" (see runtime.runaway). seed: with which the request can be repeated. logprobs:
+    log-probability of each of token_ids, where asked for, by the thinker's logits as they are.
+    top_logprobs: the likeliest ids and their log-probabilities, for each of them. warnings: about
+    files of its prompt that were not used whole, or not as they are.
     """
 
     text: str
@@ -175,9 +158,9 @@ class SpeechResult(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class TextDelta(ShortRepr):
-    """Next part of the text, in whole characters, and the token ids that it was decoded from.
+    """Next part of the text, in whole characters, with its token ids.
 
-    logprobs, top_logprobs: as in SpeechResult, of these tokens.
+    logprobs, top_logprobs: as in SpeechResult.
     """
 
     text: str
@@ -190,8 +173,8 @@ class TextDelta(ShortRepr):
 class AudioChunk(ShortRepr):
     """Next part of the audio.
 
-    samples: float32 [samples]. first_sample: index in the reply of the first sample. frames: number
-    of codec frames that it was decoded from.
+    samples: float32 [samples]. first_sample: its index in the reply. frames: number of codec
+    frames.
     """
 
     samples: NDArray[np.float32]
@@ -213,12 +196,10 @@ Event = TextDelta | AudioChunk | Finished
 class ModelInfo:
     """Abilities and sizes of a loaded model.
 
-    speakers: names of its voices; empty without a talker. thinks: its template lets each reply
-    begin with reasoning, which ends with </think>. takes_tools: its template shows tools to the
-    model. slots: number of requests that run at a time. max_queued: number of requests that may
-    wait for a slot. context_length: positions of a slot's KV cache. introduction: what the
-    checkpoint says of itself, such as that it knows few words, and questions: some that it answers;
-    empty where it says nothing.
+    speakers: names of its voices. thinks: a reply may begin with reasoning, which ends with
+    </think>. takes_tools: its template shows tools to the model. slots: requests that run at a
+    time. max_queued: requests that may wait. context_length: positions of a slot's KV cache.
+    introduction, questions: what the checkpoint says of itself, and questions that it answers.
     """
 
     speakers: tuple[str, ...]
@@ -233,9 +214,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Calls of a stage's engine since the model was loaded, and their time in seconds.
+    """Calls of a stage's engine so far, and their time in seconds.
 
-    call_s: time of the call in progress; 0 if there is none.
+    call_s: time of the call in progress, or 0.
     """
 
     calls: int
@@ -247,10 +228,8 @@ class StageTime:
 class Status:
     """Work of a loaded model now.
 
-    running: number of requests in a slot. queued: number of requests that wait for a slot. stages:
-    times by the stage names, such as thinker, talker and vocoder. fault: reason why a stage can't
-    work any more (its process or thread has ended), so that the model has to be loaded again; None
-    if all work.
+    running, queued: numbers of requests. stages: times by stage. fault: why a stage can't work any
+    more; None if all work.
     """
 
     running: int

@@ -34,14 +34,14 @@ _FEW_SAMPLES = 8000  # a first chunk, which the listener waits for, has fewer
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
-    """Convert float32 [samples] in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
+    """Convert float32 [samples] in [-1, 1] to 16-bit PCM, little-endian."""
     size = _UNRELEASED if len(samples) <= _FEW_SAMPLES else len(samples)
     parts = [samples[at : at + size] for at in range(0, len(samples), size)]
     return b"".join([np.rint(part * 32767).astype("<i2").tobytes() for part in parts])
 
 
 def samples_of_pcm16(data: bytes) -> NDArray[np.float32]:
-    """Convert the bytes of 16-bit PCM, little-endian, to float32 [samples] in [-1, 1)."""
+    """Convert 16-bit PCM, little-endian, to float32 [samples] in [-1, 1)."""
     return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
 
 
@@ -60,10 +60,7 @@ def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
 
 
 class SoundWriter:
-    """Encoder of samples into a file, in mono, and in 16 bits if the format is lossless.
-
-    Opus comes in an Ogg container, MP3 at libsndfile's own variable bit rate.
-    """
+    """Encoder of mono samples into a file, in 16 bits if lossless; Opus comes in Ogg."""
 
     def __init__(self, file: bytes | BinaryIO, sample_rate: int, sound_format: str):
         """file: its path, or an open file. sound_format: one of SOUND_FORMATS.

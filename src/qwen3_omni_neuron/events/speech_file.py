@@ -23,11 +23,10 @@ SUFFIXES = ", ".join(_FORMATS)
 
 
 class SpeechFile:
-    """Sound file that is written under a temporary name and renamed when it is complete.
+    """Sound file that is renamed from a temporary name when it is complete.
 
-    The end of its name says the format: see SUFFIXES. Used in a `with` block, which checks at its
-    start that the folder can be written. An error in the block leaves an earlier file at the path
-    unchanged.
+    The end of its name says the format: see SUFFIXES. Used in a `with` block; an error in it leaves
+    an earlier file unchanged.
     """
 
     def __init__(self, path: Path, sample_rate: int):

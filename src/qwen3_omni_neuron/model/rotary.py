@@ -13,7 +13,7 @@ Rotation = tuple[Tensor, Tensor]
 class Rotary(nn.Module):
     """Cos and sin of positions, computed at each call.
 
-    Positions may be fractions: a video's frames get theirs from timestamps (see prompt.positions).
+    Positions may be fractions: a video's frames get theirs from timestamps (see prompt.prompt).
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 

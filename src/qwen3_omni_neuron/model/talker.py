@@ -36,7 +36,7 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     token_ids: int64 [S]. A segment runs from <|im_start|> up to the next one; the token after
     <|im_start|> is its role.
     """
-    ids = token_ids.numpy()  # numpy, not torch: see prompt.positions
+    ids = token_ids.numpy()  # numpy, not torch: see prompt.prompt
     (starts,) = (ids == config.im_start_id).nonzero()
     if not len(starts):
         return torch.from_numpy(starts)

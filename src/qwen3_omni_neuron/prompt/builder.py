@@ -59,7 +59,7 @@ from qwen3_omni_neuron.prompt.tokenizer import (
 )
 
 _EMPTY_TURN: Mapping[str, Any] = {"role": "user", "content": ""}
-_MOST_LENGTHS = 1 << 16  # lengths of parts that are kept: a few MB
+_MOST_LENGTHS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class PromptBuilder:
         mel: Sequence[Tensor],
     ) -> Prompt:
         user_tokens = user_positions(token_ids, self._config)
-        user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])  # numpy: see positions
+        user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])
         rows = len(user_tokens) + ASSISTANT_ROWS
         return Prompt(
             token_ids,
@@ -317,7 +317,6 @@ class PromptBuilder:
             A text of more than `most` tokens need not be tokenised, and counts as one more.
             """
             part = replace(part, messages=[*part.messages, _EMPTY_TURN])
-            # A hash takes less memory than a conversation.
             fields = (part.literal_text, *part.said, repr(part.messages), repr(part.tools))
             key = hash(fields)
             if key not in self._lengths:
@@ -443,7 +442,7 @@ class PromptBuilder:
             tokens = self._tokens(item, run)
             parts += [template[at:place], tokens]
             length += place - at
-            placed.append((length + (len(tokens) - len(run)) // 2, run))  # after the bracket
+            placed.append((length + (len(tokens) - len(run)) // 2, run))
             length += len(tokens)
             at = place + 1
         if not growing:

@@ -39,7 +39,7 @@ Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: name of the item in errors."""
 Check = Callable[[str, str], None]
 """Function (text, where) that raises PromptTooLongError for a text that fits no prompt."""
-_MAX_DEPTH = 32  # nesting of lists and dicts in a tool's description
+_MAX_DEPTH = 32
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate pair; UTF-8 can't
 
 
@@ -108,7 +108,7 @@ def _in_order_of_calls(
             places.append((turn, at_of.get(call_id, len(calls)) if known else len(calls)))
         else:
             turn, calls, at_of = turn + 1, message.get("tool_calls", []), {}
-            for at, call in enumerate(calls):  # a table: there may be thousands of either
+            for at, call in enumerate(calls):
                 if isinstance(call.get("id"), str):
                     at_of.setdefault(call["id"], at)
             places.append((turn, -1))
@@ -234,7 +234,6 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
 
     given = {name: item[name] for name in item if name not in ("type", kind)}
     medium, sound = item.get(kind), item.get("audio")
-    # Without a medium its reader says what is missing.
     of_file = medium is None or isinstance(medium, FILES)
     made = read_fields(kind, given, where, refusal, of_file=of_file)
     if "sampling_rate" in made and isinstance(sound, FILES):

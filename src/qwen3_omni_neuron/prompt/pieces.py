@@ -43,7 +43,7 @@ def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str
         end = _last_end(parts, at, begun, at + taken, fits)
         if end > at or begun:
             pieces.append(begun + "".join(parts[at:end]))
-            begun, taken = "", max(1, end - at)  # the next piece has about as many
+            begun, taken = "", max(1, end - at)
         else:
             *whole, begun = _cut(parts[at], fits, places[1:])
             pieces += whole

@@ -73,6 +73,8 @@ Placed = tuple[int, MediaRun]
 """Index in a prompt of a run's first token, and the run."""
 
 
+# In numpy, because prompts are made while stages run: each operation of torch would release the
+# interpreter lock and wait to get it back.
 def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
     """Return the positions of a prompt, float32 [3, length]. runs: its media, in order."""
     positions = np.empty((3, length), dtype=np.float32)
@@ -149,8 +151,8 @@ class Prompt:
 
 DIGEST_BYTES = 16
 _NUMBERS = DIGEST_BYTES // 4  # int32 numbers of a digest in a key
-HEAD_ROWS = 64  # most prompts differ within these rows
-ID_BITS = 64  # bits of a token id
+HEAD_ROWS = 64
+ID_BITS = 64
 _NO_MEDIA, _NO_SOURCES = np.empty(0, np.int64), np.empty((1, 0), np.int32)
 
 Unit = tuple[bytes, int]
@@ -177,9 +179,7 @@ class RowKeys:
     ):
         self.token_ids, self.positions = token_ids, positions
         self.media, self.sources, self.cache_key = media, sources, cache_key
-        # Ids of the first rows as one number, the first id in the lowest bits.
         self._head = int.from_bytes(token_ids[:HEAD_ROWS].tobytes(), "little")
-        # Rows before all media: their positions are their indices.
         self._text_rows = int(media[0]) if len(media) else len(token_ids)
 
     def __len__(self) -> int:

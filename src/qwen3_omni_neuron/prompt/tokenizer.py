@@ -70,7 +70,6 @@ class Tokenizer:
         added = tuple(by_id.values())
         self.added_tokens = tuple(token.content for token in added)
         self.special_tokens = tuple(token.content for token in added if token.special)
-        # The same vocabulary, merges and pieces without the added tokens.
         self._words = Backend(self._backend.model)
         self._words.normalizer = self._backend.normalizer
         self._words.pre_tokenizer = self._backend.pre_tokenizer
@@ -82,7 +81,6 @@ class Tokenizer:
         self._longest_bytes = max(*map(len, vocabulary), *names, 1, 1)
         self._bytes_of_symbols = {symbol: byte for byte, symbol in enumerate(_symbols())}
         self.chat_template: Any = config.get("chat_template")
-        # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
@@ -168,7 +166,6 @@ def _read_backend(folder: Path) -> Backend:
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()
     pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
-    # The pieces are split already.
     byte_symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_symbols])
     return backend
@@ -194,7 +191,6 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     found = {name: token for name, token in config.items() if name.endswith("_token")}
     for more in (config.get(key) for key in _MORE_TOKENS):
         found |= more if isinstance(more, dict) else {}
-    # A token is written as a string, an object or null.
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 

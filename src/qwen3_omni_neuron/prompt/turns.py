@@ -106,7 +106,7 @@ class Reply(Kept):
     audio_s: float = 0.0
     heard_s: float | None = None
     spoken_bytes: int = 0
-    deltas: list[str] = field(default_factory=list)  # whole characters, of some tokens each
+    deltas: list[str] = field(default_factory=list)
     rewritten: bool = False
     sent_s: float = 0.0
     speed: float = 1.0

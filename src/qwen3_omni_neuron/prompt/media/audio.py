@@ -24,7 +24,7 @@ Check = Callable[[float], object]
 """Function of the length in seconds of a file's or an array's audio; may raise."""
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
 MOST_SAMPLE = 2.0**31  # unscaled 32-bit integers; the mel spectrum of 1e17 is infinite
-MIN_SECONDS = 0.03  # 3 mel frames; less has nothing to recognise
+MIN_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Resampled:
 
     def __init__(self, from_rate: float, to_rate: float, where: str, limit_s: float):
         self._rate, self._where, self._limit_s = from_rate, where, limit_s
-        self._samples = 0  # number of samples taken so far
+        self._samples = 0
         self._stream = None if from_rate == to_rate else _resampler(from_rate, to_rate)
 
     @property
@@ -228,7 +228,7 @@ def at_one_rate(
     sections: Iterator[Section], rate: float, where: str, warn: Warn
 ) -> Iterator[Waveform]:
     """Yield a file's samples as mono blocks at `rate`; samples of another rate are resampled."""
-    first: tuple[int, int] | None = None  # rate and number of channels
+    first: tuple[int, int] | None = None
     now, stream, warned, count = rate, None, False, 0
     for hertz, samples in sections:
         kind = (hertz, samples.shape[1])
@@ -244,7 +244,6 @@ def at_one_rate(
             yield from _last_samples(stream)
             now = _checked_rate(hertz, where)
             stream = None if now == rate else _resampler(now, rate)
-        # A block must not become many times as long.
         at_once = max(1, int(BLOCK_NUMBERS * min(1.0, now / rate)))
         for start in range(0, len(samples), at_once):
             for block in _mono_blocks(samples[start : start + at_once]):
@@ -324,7 +323,7 @@ class _Mixer:
 def _numbers(source: Any, where: str) -> NDArray[Any]:
     try:
         samples = np.asarray(source)
-    except Exception as error:  # also an error of the caller's object
+    except Exception as error:
         raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
     if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
         samples.dtype, np.floating

@@ -32,21 +32,21 @@ BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz 
 MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, which has 40 a second
 _ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
 _DEMUXERS = "mp3,aac,flac,ogg,wav,mov,matroska,avi,mpegts"  # FFmpeg also reads playlists
-_UNKNOWN_FRAMES = 2**63 - 1  # number of samples that libsndfile gives if the header has none
+_UNKNOWN_FRAMES = 2**63 - 1
 _READ_FRAMES = 1 << 12  # samples at a time: libsndfile loses as many where it fails
-_BATCH = 1 << 16  # numbers joined to one block; a frame of MP3 has 1,152
+_BATCH = 1 << 16
 _MISSING_S = 0.1  # less than this may be a codec's first and last samples
 _LONGEST_S = 1e6  # what an AVI written to a pipe promises is longer
-_ID3_BYTES = 128  # tag at the end of an MP3
+_ID3_BYTES = 128
 _TS_PACKET = 188  # bytes; there are others of 192 and 204, which begin otherwise
-_OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest
+_OGG_PAGE = 27 + 255 + 255 * 255
 _UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say
 _HEAD, _TAIL = 1 << 16, 1 << 24  # bytes that are searched at a file's beginning and end
 # Element of Matroska, of 4 or 8 bytes.
 _DURATION = re.compile(rb"\x44\x89(?:\x01\0{6})?[\x84\x88\x04\x08]")
 # First frame of an MP3 with the number of frames, directly before the first that has sound.
 _MP3_LENGTH = re.compile(rb"\xff[\xe2-\xfb].{11,34}(?:Xing|Info|VBRI)", re.DOTALL)
-_MP3_FRAME = 1441  # bytes of the longest
+_MP3_FRAME = 1441
 _NEXT_FILE = re.compile(
     rb"RIFF.{4}AVI |\0.{3}ftyp|\x1aE\xdf\xa3[\x80-\xff\x01\x40-\x7f]", re.DOTALL
 )
@@ -131,7 +131,7 @@ class Packets:
         self.failed = self.restarts = 0
         self._container, self._stream = container, stream
         self._begin_s, self._end_s, self._end_byte = math.inf, -math.inf, 0
-        self._next_s = -math.inf  # decoding time of the stream's next packet
+        self._next_s = -math.inf
 
     def __iter__(self) -> "Iterator[Packet]":
         """Yield the packets that can be read. Raises av.FFmpegError if none can."""

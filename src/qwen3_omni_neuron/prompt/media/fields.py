@@ -34,7 +34,7 @@ Warn = Callable[[str], object]
 It begins with the item's name, and says what was found and what of it is used.
 """
 _SCHEME = re.compile(r"(data):|([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
-_NAME_CHARACTERS = 200  # most that an error shows: the string may be a whole file in base64
+_NAME_CHARACTERS = 200
 
 
 def ignore(*_: object) -> None:
@@ -77,7 +77,7 @@ def _of_data_url(url: str, where: str, error: type[InputError]) -> bytes:
         raise error(f"{where} has a data URL that is not of the form data:TYPE;base64,CONTENT.")
     try:
         return base64.b64decode(content, validate=True)
-    except ValueError as reason:  # a binascii.Error is one
+    except ValueError as reason:
         raise error(
             f"{where} has a data URL whose content is not base64 ({reason}). Encode the file's "
             "bytes in one piece."
@@ -105,11 +105,11 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
         status = Path(source).stat()
     except FileNotFoundError:
         raise error(f"{where}: {name} does not exist.") from None
-    except OSError as reason:  # such as a name that is too long, which str(reason) would repeat
+    except OSError as reason:
         raise error(f"{where}: {name} can't be opened ({reason.strerror}).") from reason
-    except ValueError as reason:  # a zero byte in the name
+    except ValueError as reason:
         raise error(f"{where}: {name} can't be opened ({reason}).") from reason
-    if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
+    if not stat.S_ISREG(status.st_mode):
         raise error(f"{where}: {name} is not a file.")
     if not status.st_size:
         raise error(f"{where}: {name} is empty: 0 bytes.")
@@ -136,7 +136,7 @@ def whole_number(value: Any) -> int | None:
         return None
     try:
         return int(value)
-    except (OverflowError, TypeError, ValueError):  # a timedelta64
+    except (OverflowError, TypeError, ValueError):
         return None
 
 
@@ -145,7 +145,7 @@ Library = Literal["soundfile", "PyAV", "Pillow"]
 SOUND_NAMES = "WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF, AAC"
 VIDEO_NAMES = "MP4, MOV, M4A, WebM, Matroska, AVI and MPEG-TS"
 PICTURE_NAMES = "JPEG, PNG, WebP, GIF, BMP and TIFF"
-HEAD_BYTES = 1 << 14  # an MP3 may begin with some thousand zeros
+HEAD_BYTES = 1 << 14
 _ERRORS: dict[Kind, type[InputError]] = {
     "audio": AudioError,
     "image": ImageError,
@@ -262,7 +262,7 @@ def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
 
 
 DETAILS = ("auto", "low", "high", "original")
-MOST_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
+MOST_PIXELS = 2**62
 MOST_SIDE = 1 << 20
 _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9

@@ -28,7 +28,7 @@ MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes
 _PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the only formats that it may find
 Check = Callable[[int, int], object]
 """Function of the height and width of a file's image; may raise."""
-_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_CHANNELS = (1, 3, 4)
 _SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
 
@@ -121,7 +121,7 @@ def _upright_rgb(picture: "Image") -> "Image":
     from PIL import Image, ImageOps
 
     picture.load()
-    with contextlib.suppress(Exception):  # with broken EXIF the image is not rotated
+    with contextlib.suppress(Exception):
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I"):
         picture = Image.fromarray(_high_byte(np.asarray(picture)))
@@ -143,12 +143,12 @@ def _from_array(source: Any, where: str) -> "Image":
     from PIL import Image
 
     try:
-        torch = sys.modules.get("torch")  # if it was not imported, nothing is a tensor
+        torch = sys.modules.get("torch")
         if torch is not None and isinstance(source, torch.Tensor):
             source = source.detach().cpu()
             source = source.float() if source.is_floating_point() else source
         values = np.asarray(source)
-    except Exception as error:  # also an error of the caller's object
+    except Exception as error:
         raise ImageError(
             f"{where} is neither a path, bytes, a PIL image nor an array: {error}. Give one of "
             "these."
@@ -181,7 +181,7 @@ def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
         raise ImageError(
             f"{where} is an array of {values.dtype}; give uint8 (0 to 255) or floats (0 to 1)."
         )
-    low, high = float(values.min()), float(values.max())  # NaN if any value is NaN
+    low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 1):
         raise ImageError(
             f"{where} is an array of floats from {low:g} to {high:g}; they have to be from 0 to 1. "

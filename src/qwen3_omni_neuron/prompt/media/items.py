@@ -46,7 +46,7 @@ class ImageItem:
     warnings: tuple[str, ...] = ()
     kind = "image"
     clip = None
-    seconds_per_frame = 0.0  # it has one frame
+    seconds_per_frame = 0.0
 
     @property
     def item(self) -> Item:

@@ -79,7 +79,7 @@ class LogMelStream:
         self._settings = settings
         self._window = torch.hann_window(settings.n_fft)
         self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
-        self._frames = 0  # number of frames returned so far
+        self._frames = 0
         # Samples from the first sample of the next frame on; before the first frame, all samples.
         self._held: list[Waveform] = []
 
@@ -162,7 +162,7 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
     padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
     mel = torch.empty(len(settings.filters), settings.frames(len(samples), padded))
-    block, end = 5 * BLOCK_FRAMES * settings.hop, 0  # 10 s
+    block, end = 5 * BLOCK_FRAMES * settings.hop, 0
     for start in range(0, len(samples), block):
         frames = stream.push(samples[start : start + block])
         mel[:, end : end + frames.shape[1]] = frames
@@ -181,7 +181,7 @@ def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
     corners = _hertz(np.linspace(0.0, top_mels, mel_bins + 2))
     frequencies = np.linspace(0, rate // 2, bins)
     widths = np.diff(corners)[:, None]
-    distances = corners[:, None] - frequencies  # [mel_bins + 2, bins]
+    distances = corners[:, None] - frequencies
     rising, falling = -distances[:-2] / widths[:-1], distances[2:] / widths[1:]
     heights = 2.0 / (corners[2:] - corners[:-2])
     return np.maximum(0.0, np.minimum(rising, falling)) * heights[:, None]
@@ -203,7 +203,7 @@ class Clip:
     def __init__(self, waveform: Waveform, settings: MelSettings):
         self.rate = settings.rate
         self._waveform, self._settings = waveform, settings
-        self._mel: tuple[int, Tensor] | None = None  # padded samples, features
+        self._mel: tuple[int, Tensor] | None = None
 
     @property
     def samples(self) -> int:
@@ -244,8 +244,8 @@ class GrowingClip(Clip):
         super().__init__(np.empty(0, np.float32), settings)
         self._audio = ArrivingAudio(sampling_rate, settings.rate, where, limit_s)
         self._stream = LogMelStream(settings)
-        self._pieces: list[Waveform] = []  # pieces after _waveform
-        self._blocks: list[Tensor] = []  # unscaled frames
+        self._pieces: list[Waveform] = []
+        self._blocks: list[Tensor] = []
 
     @property
     def samples(self) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
-PixelLimits = tuple[int, float]  # minimum and maximum number of pixels after resizing
+PixelLimits = tuple[int, float]
 LOW_TOKENS = 256
 """Most tokens of an image of `detail` "low"."""
 LOW_FRAME_TOKENS = 128
@@ -223,7 +223,7 @@ class MediaSettings:
 
 
 CHANNELS = 3
-_BICUBIC = 3  # Pillow's number of the filter
+_BICUBIC = 3
 # CLIP's training values, and the defaults of transformers' processor.
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
@@ -307,7 +307,7 @@ class Visual:
         `part` at a time. A patch is [channel, picture, y, x]; the patches of one token are
         adjacent.
         """
-        import torch  # a process that only decodes and resizes does not need it
+        import torch
 
         frames, rows, columns = self.grid
         merge, patch = self.settings.sizes.merge_size, self.settings.sizes.patch_size

@@ -65,7 +65,7 @@ def load_video(
     audio = None
     if audio_rate is not None and item.get("audio") is not None:
         audio = load_waveform(item, audio_rate, where, limit_s, warn=warn)
-        audio_rate = None  # the file's own sound is not wanted
+        audio_rate = None
     if (file := source_of(source, where, VideoError)) is None:
         fps = frame_rate(item.get("fps"), None, where)
         return Video(_frames(source, where), fps, audio)
@@ -130,7 +130,7 @@ def _frames(source: Any, where: str) -> Frames:
     try:
         n = len(source)
         shape = None if isinstance(source, list | tuple) else list(source.shape)
-    except Exception as error:  # also an error of the caller's object
+    except Exception as error:
         kind = type(source).__name__
         raise VideoError(
             f"{where} is neither a path, bytes nor frames, but {kind}. Give one of these."
@@ -146,7 +146,7 @@ def _frames(source: Any, where: str) -> Frames:
         place = f"{where}.video[{index}]"
         try:
             frame = source[index]
-        except Exception as error:  # the same
+        except Exception as error:
             raise VideoError(f"{place} can't be had ({format_value(error)}).") from error
         try:
             picture = load_image({"image": frame}, place)

@@ -116,7 +116,6 @@ class Timeline:
 def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
     """Read timestamps, up to where they begin anew. fps: rate if the file has none."""
     tick = stream.time_base or Fraction(1)
-    # A file may have millions of packets, each of which takes 18 bytes here.
     pts, durations, filled, keys = array("q"), array("q"), bytearray(), bytearray()
     for packet in packets:
         if packets.restarts or (not packet.size and packet.pts is None):
@@ -167,7 +166,7 @@ def _length(
     if total < 2:
         return (last_duration * tick if last_duration else 1 / rate), True
     first, last = int(ticks[0]), int(ticks[-1])
-    between = Fraction(last - first, total - 1)  # ticks, on average
+    between = Fraction(last - first, total - 1)
     # Timestamps are whole ticks, e.g. 0, 33, 67, 100 of a millisecond at 30 frames a second.
     off = np.abs(ticks - first - np.arange(total) * float(between)).max()
     if off > min(1, between / 8):
@@ -406,8 +405,8 @@ class _KeptFrames:
         self._chosen, self._fit = chosen, fit
         steps = np.diff(timeline.shown)
         self._hole = _HOLE * float(steps.mean()) if len(steps) else math.inf
-        self._size: tuple[int, ...] | None = None  # the first frame's size, upright, not yet fitted
-        self._other: tuple[int, ...] | None = None  # size of a later frame that has another one
+        self._size: tuple[int, ...] | None = None
+        self._other: tuple[int, ...] | None = None
         self._count = self._missing = self.failed = 0
         self.frames: Frames | None = None
 
@@ -417,7 +416,7 @@ class _KeptFrames:
 
     def add(self, now: int, frame: "VideoFrame") -> None:
         pixels: NDArray[Any]
-        quarters = round(frame.rotation / 90)  # counterclockwise
+        quarters = round(frame.rotation / 90)
         size = (frame.height, frame.width) if quarters % 2 == 0 else (frame.width, frame.height)
         self._size = self._size or size
         if size == self._size:

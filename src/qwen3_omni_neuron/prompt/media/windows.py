@@ -26,7 +26,7 @@ SAMPLING_RATE = (
 )
 TIMED_S = 8.0  # longest window of a transcript with times: audio that the encoder attends over
 LEAST_LONGEST_S = 5.0  # least length of windows for which there is always a place to cut
-_STRETCH = SAMPLING_RATE // 20  # samples whose loudness is one number
+_STRETCH = SAMPLING_RATE // 20
 _PAUSE = 20  # stretches of silence that are left out: 1 s
 _MARGIN = 4  # stretches of it that are kept beside sound
 _SHORTEST = 20  # stretches of the shortest window where there is no pause
@@ -97,7 +97,7 @@ class GrowingWindows:
         return self._pieces[0] if len(self._pieces) == 1 else np.concatenate([_NONE, *self._pieces])
 
     def _cut(self, ends: bool) -> list[Window]:
-        reach = self._most + _SHORTEST  # stretches that a window may depend on
+        reach = self._most + _SHORTEST
         if not ends and self.held < reach * _STRETCH:
             return []
         samples, first, found = self._joined(), self.length - self.held, list[Window]()
@@ -127,7 +127,7 @@ class GrowingWindows:
         self._silence += leaves_out
         if leaves_out:
             return loud[:0], leaves_out
-        silence = np.diff(loud, append=len(powers)) - 1  # after each stretch
+        silence = np.diff(loud, append=len(powers)) - 1
         before_pause = np.flatnonzero(silence >= _PAUSE)
         if len(before_pause):
             loud = loud[: before_pause[0] + 1]
