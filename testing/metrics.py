@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 
 PERCENTILES = (50, 90, 95, 99)
 # A limit can't change what comes before it.

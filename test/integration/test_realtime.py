@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server

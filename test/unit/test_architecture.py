@@ -74,8 +74,8 @@ def test_the_server_knows_the_public_api_alone() -> None:
     # memory; the text of a call; the mel features that the judge of a turn's end hears; windows of
     # sound that are transcribed; the format of stored conversations; the fields of media items,
     # their sizes, and the room that they share.
-    modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
-    modules += ("runtime.tool_calls", "prompt.media.windows")
+    modules = ("runtime.stream", "prompt.turns", "runtime.schedule", "engines.process.heap")
+    modules += ("runtime.stop_strings", "prompt.media.windows")
     modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.fields")
     modules += ("prompt.media.pixels",)
     known = {f"{NAME}.{name}" for name in modules}

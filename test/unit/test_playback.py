@@ -1,6 +1,6 @@
 """Estimated playback of speech that arrives in chunks."""
 
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 
 
 def test_playback_waits_where_speech_is_late() -> None:

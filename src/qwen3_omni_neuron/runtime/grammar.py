@@ -1,7 +1,6 @@
 """Grammars of replies: compiled before a reply begins, then a mask of tokens for each step.
 
-What they are made of may come from strangers: it is bounded here, and compiled and followed in
-processes that may die (helpers.grammars).
+They may come from strangers: they are bounded here, and run in processes that may die.
 """
 
 import importlib.util
@@ -24,31 +23,38 @@ from qwen3_omni_neuron.helpers.grammars import (
 )
 from qwen3_omni_neuron.options import PreparedGrammar, RequestOptions, ToolChoice
 from qwen3_omni_neuron.runtime.json_schema import MOST_CHARACTERS, check_bounds, check_strict
-from qwen3_omni_neuron.runtime.stop_strings import Decode, Encode, Marker, TextCodec
-from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT
+from qwen3_omni_neuron.runtime.stop_strings import (
+    CALL,
+    END_OF_CALL,
+    END_OF_THOUGHT,
+    Decode,
+    Encode,
+    Marker,
+    TextCodec,
+)
 
 MOST_ERROR_CHARACTERS = 400
-# JSON as Qwen's chat templates write it; flexible white space could go on without end.
+# As Qwen's chat templates write it; flexible white space could go on without end.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 Json = dict[str, Any]
 
 
 class Vocabulary(TextCodec, Protocol):
-    """A checkpoint's tokenizer, as grammars use it; see prompt.builder.PromptBuilder."""
+    """A checkpoint's tokenizer, as grammars use it."""
 
     @property
     def thinks(self) -> bool:
-        """True if replies begin with reasoning."""
+        """Replies begin with reasoning."""
         ...
 
     @property
     def added_tokens(self) -> Sequence[str]:
-        """Texts of the tokens beyond the vocabulary of words."""
+        """Texts of special tokens."""
         ...
 
     def tokenizer_json(self) -> str:
-        """Return the tokenizer in the format of the library `tokenizers`."""
+        """Return the tokenizer in the format of `tokenizers`."""
         ...
 
 
@@ -56,9 +62,9 @@ class Vocabulary(TextCodec, Protocol):
 class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
-    compiled: the grammar, in its process. vocab_size: number of logits. after: strings that the
-    reply writes freely, in this order, before the grammar holds; where `repeats`, it holds again
-    whenever the last of them was written again, else the reply ends with it.
+    vocab_size: number of logits. after: strings that the reply writes freely, in this order, before
+    the grammar holds. repeats: it holds again whenever the last of them is written again, else the
+    reply ends with it.
     """
 
     compiled: CompiledGrammar
@@ -69,15 +75,12 @@ class Grammar(PreparedGrammar):
     encode: Encode
 
     def begin(self, eos_ids: frozenset[int]) -> "GrammarState":
-        """Return the state of a reply that begins. eos_ids: tokens that end it."""
+        """Return the state of a new reply."""
         return GrammarState(self, eos_ids)
 
 
 class GrammarState:
-    """Position of one reply in its grammar.
-
-    Its mask is made in another process: after `push`, `wait_for_masks` asks for it and takes it.
-    """
+    """Position of one reply in its grammar. After `push`, `wait_for_masks` gets its mask."""
 
     def __init__(self, grammar: Grammar, eos_ids: frozenset[int]):
         self._grammar, self._matcher = grammar, grammar.compiled
@@ -90,12 +93,12 @@ class GrammarState:
 
     @property
     def pending(self) -> bool:
-        """True while it is not known which tokens may come next."""
+        """True while its mask is computed."""
         return self._marker is None and self._matcher.pending
 
     @property
     def ended(self) -> bool:
-        """True where the grammar ends the reply with the last token. Valid unless `pending`."""
+        """True if the grammar ends the reply here. Valid unless `pending`."""
         return self._marker is None and self._matcher.stopped
 
     @property
@@ -105,7 +108,7 @@ class GrammarState:
 
     @property
     def error(self) -> GrammarError | None:
-        """Why the reply can't go on, None where it can. Valid unless `pending`."""
+        """Why the reply can't go on. Valid unless `pending`."""
         if self._marker is not None or self._matcher.failure is None:
             return None
         reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
@@ -123,20 +126,17 @@ class GrammarState:
             self._wait(self._grammar.encode(rest) if rest else [])
 
     def close(self) -> None:
-        """Free the grammar."""
+        """Free it."""
         self._matcher.close()
 
     def settle(self) -> None:
-        """Wait for the string after which the grammar holds again, where it has ended and may."""
+        """Wait for the marker that repeats an ended grammar."""
         if self._grammar.repeats and not self.pending and self.ended:
             self._waits = list(self._grammar.after[-1:])
             self._wait([])
 
     def _wait(self, token_ids: list[int]) -> None:
-        """Wait for the next of the strings after which the grammar holds, or begin with it.
-
-        token_ids: tokens after the string that was found.
-        """
+        """Wait for the next marker, or begin the grammar."""
         self._marker = None
         if self._waits:
             self._marker = Marker(self._waits.pop(0), self._grammar.decode)
@@ -145,25 +145,25 @@ class GrammarState:
 
 
 def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
-    """Take the masks of states of one model, and wait for them at most so many seconds."""
+    """Get the masks of states, waiting `most_s` seconds at most."""
     wait([state._matcher for state in states if state.pending], most_s)
     for state in states:
         state.settle()
 
 
 class Grammars:
-    """Compiler of grammars for one checkpoint's vocabulary. Several threads may use it."""
+    """Compiler of grammars for one checkpoint. Several threads may use it."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int):
-        """vocab_size: number of logits. end_id: token that ends a turn."""
+        """vocab_size: number of logits. end_id: ends a turn."""
         self._vocabulary, self._vocab_size = vocabulary, vocab_size
         self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id)
 
     def compile(self, options: RequestOptions) -> Grammar | None:
-        """Compile what a request asks for; None where its reply is free.
+        """Compile what a request asks for; None if its reply is free.
 
-        Raises OptionError for a grammar, a schema or a choice of tools that can't be used,
-        BusyError where no process can be had, ClosedError, and NotInstalledError.
+        Raises OptionError for an invalid grammar, schema or choice of tools, BusyError,
+        ClosedError, and NotInstalledError.
         """
         if isinstance(options.grammar, Grammar):
             return options.grammar
@@ -173,25 +173,24 @@ class Grammars:
         try:
             return begun.result()
         except BaseException:
-            begun.cancel()  # a process that compiles for nobody ends
+            begun.cancel()
             raise
 
     def begin(self, options: RequestOptions, admit: Admit = admit_all) -> "Future[Grammar] | None":
         """Begin to compile; see `compile`. Cancelling the future ends the work.
 
-        admit: called with the bytes that the grammar takes, in another thread; raises if they
-        don't fit.
+        admit: called with the grammar's bytes, in another thread; raises if they don't fit.
         """
         choice = options.choice
         given = None if choice.required else options.grammar
         assert not isinstance(given, PreparedGrammar)
         if not choice.functions and given is None:
             return None
-        # Whether the grammar holds a call alone, after the <tool_call> that begins it.
+        # The grammar holds a call alone, after its <tool_call>.
         free = given is None and not choice.required
         if not _has_guidance():
             if free and not any(map(_is_strict, choice.functions)):
-                return None  # runtime.tool_calls.CallWatch checks complete calls
+                return None  # CallWatch checks complete calls
             raise NotInstalledError(
                 "grammar, tool_choice and strict tools need llguidance, which is not installed: "
                 'pip install "qwen3-omni-neuron[serve]".'
@@ -199,7 +198,7 @@ class Grammars:
         _check_schemas(given or {}, choice.functions)
         body = {} if given is None else _body(given)
         rules = self._rules(body, choice, free)
-        # Schemas that are not strict and that llguidance does not take hold to any object.
+        # llguidance may refuse schemas that are not strict: these hold to any object.
         first = len(rules) - len(choice.functions)
         less = {"json_schema": _styled(_ANY_OBJECT)}
         lenient = [
@@ -227,13 +226,12 @@ class Grammars:
         self._pool.close()
 
     def _rules(self, body: Json, choice: ToolChoice, free: bool) -> list[Json]:
-        """Return the rules: the main one, the body's, one a function."""
         call = f"{self._marker(CALL)} rest"
         replies = ["@body"] if body else []
         if choice.functions and not free:
             replies.append(call + (rf' ("\n" {call})*' if choice.several else ""))
         start = "rest" if free else " | ".join(replies)
-        # In templates, blank lines separate the answer from reasoning before it.
+        # Templates write blank lines after reasoning.
         blank = r"/\n{0,2}/ " if self._vocabulary.thinks and not free else ""
         lark = [f"start: {blank}({start})"]
         if choice.functions:
@@ -252,12 +250,11 @@ class Grammars:
         return rules
 
     def _marker(self, name: str) -> str:
-        """Return a marker in Lark: a token of its own where the vocabulary has it."""
+        """A token of its own where the vocabulary has it."""
         return name if name in self._vocabulary.added_tokens else json.dumps(name)
 
 
 def _check_schemas(given: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> None:
-    """Check the schemas of a request. Raises OptionError."""
     schemas = {
         f"the parameters of tool {number} ({printable(function['name'], 64)})": function
         for number, function in enumerate(functions)
@@ -273,7 +270,6 @@ def _check_schemas(given: Mapping[str, Any], functions: Sequence[Mapping[str, An
 
 
 def _body(given: Mapping[str, Any]) -> Json:
-    """Return the option `grammar` as a rule, see GrammarPool.compile. Raises OptionError."""
     if "json" in given:
         return {"json_schema": _styled(given["json"])}
     ((kind, text),) = given.items()
@@ -285,7 +281,6 @@ def _body(given: Mapping[str, Any]) -> Json:
 
 
 def _parameters(function: Mapping[str, Any]) -> Any:
-    """Return the schema of a function's arguments, which are an object."""
     given = function.get("parameters")
     return _ANY_OBJECT if given is None else given
 
@@ -299,7 +294,6 @@ def _styled(schema: Mapping[str, Any], lenient: bool = False) -> Json:
 
 
 def _has_guidance() -> bool:
-    """Return whether llguidance is installed. It is imported in the other processes alone."""
     try:
         return importlib.util.find_spec("llguidance") is not None
     except ValueError:  # it can't be imported

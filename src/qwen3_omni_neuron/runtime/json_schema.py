@@ -1,4 +1,4 @@
-"""Bounds of the JSON schemas that a grammar is made of, and OpenAI's rules for strict ones."""
+"""Bounds of JSON schemas, and OpenAI's rules for strict ones."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def check_bounds(schemas: Mapping[str, Any]) -> None:
-    """Refuse the schemas of a request that are too large to compile. Raises OptionError.
-
-    schemas: by the names that a message calls them.
-    """
+    """Refuse schemas, by name, that are too large to compile. Raises OptionError."""
     size = properties = optional = 0
     for where, schema in schemas.items():
         if not isinstance(schema, Mapping):
@@ -54,7 +51,7 @@ def check_bounds(schemas: Mapping[str, Any]) -> None:
 
 
 def check_strict(schema: Mapping[str, Any], where: str) -> None:
-    """Check OpenAI's rules for a strict schema. Raises OptionError, which names the first breach.
+    """Check OpenAI's rules for a strict schema. Raises OptionError for the first breach.
 
     Source: OpenAI's guide to structured outputs, "Supported schemas".
     """
@@ -84,7 +81,7 @@ def check_strict(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _breach(one: Mapping[str, Any]) -> str | None:
-    """Return what one schema of a strict schema has against the rules, None if nothing."""
+    """Return what breaks the rules in one schema, None if nothing."""
     for name in _REFUSED:
         if name in one:
             return f"{name} is not supported in strict schemas"
@@ -105,7 +102,7 @@ def _breach(one: Mapping[str, Any]) -> str | None:
 
 
 def _check_depth(schema: Mapping[str, Any], where: str) -> None:
-    """Check level by level: recursion would end at Python's own limit."""
+    """Check level by level: recursion would end at Python's limit."""
     level: list[Any] = [schema]
     for _ in range(MOST_DEPTH):
         inner = [v for one in level for v in (one.values() if isinstance(one, Mapping) else one)]
@@ -117,9 +114,9 @@ def _check_depth(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield a schema and all schemas in it, each with the number of objects that it is inside of.
+    """Yield a schema and all schemas in it, with their depth of objects.
 
-    Not by recursion: a schema may be deep. A reference is not followed.
+    Without recursion: a schema may be deep. References are not followed.
     """
     waiting: list[tuple[Any, int]] = [(schema, 1)]
     while waiting:

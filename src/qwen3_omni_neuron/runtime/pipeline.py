@@ -35,17 +35,17 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # interval between two polls for processes that have ended
-AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
+LOOK_S = 0.25  # poll for processes that have ended
+AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause
 GREEDY = GenerationDefaults()
-StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
+StageTasks = list[tuple[Stage[Any], Task]]  # each with its stage
 
 
 class Pipeline:
     """Runner of up to `slots` requests at a time, each in the same slot of every engine.
 
     One lock guards everything that threads share: the fields here, in the stages, in the requests.
-    It is held for a few lines at a time, never during an engine's call.
+    It is never held during an engine's call.
     """
 
     def __init__(
@@ -60,23 +60,21 @@ class Pipeline:
     ):
         """Start the stages.
 
-        max_queued: number of requests that may wait for a slot. prefix_cache: whether there
-        is one, if the engines can have it. defaults: the checkpoint's sampling of the text.
+        max_queued: requests that may wait for a slot. defaults: the checkpoint's sampling of text.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
         self._max_queued = max_queued
-        # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
-        # in any line of a thread that holds the lock.
+        # The garbage collector may run SpeechStream.__del__ in any line that holds the lock.
         self._lock = OwnLock()
-        self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
-        # By slot: until when the request of its prefill ahead is awaited, and others take it last.
+        self._free_slots = list(range(engines.thinker.slots))  # least recently used first
+        # By slot: until when its prefill ahead is awaited.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._ended_s: dict[str | None, float] = {}  # by owner that waits: its last request's end
-        # By request: the request that gets its slot when it has ended.
+        # The request that gets its slot.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
         )
@@ -106,7 +104,6 @@ class Pipeline:
             self._stages.append(self._encoder)
         for stage in self._stages:
             stage.start()
-        # Stages whose engines can die; the encoder runs in this process.
         found = [(s, getattr(getattr(engines, s.name), "fault", None)) for s in self._stages]
         faults = [(stage, fault) for stage, fault in found if fault is not None]
         self._ending = threading.Event()
@@ -117,12 +114,11 @@ class Pipeline:
             self._watch.start()
 
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
-        """Start a request, or queue it behind those that came before.
+        """Start a request, or queue it.
 
-        after: a request whose slot this one takes when it ends. Returns the live request and its
-        position in the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes
-        that the vocoder does not have, BusyError where the queue is full, ClosedError, and
-        EngineDiedError where a stage that it needs has failed.
+        after: a request whose slot this one takes when it ends. Returns the request and its
+        position in the queue, 0 if it has a slot. Raises OptionError for chunk sizes that are not
+        compiled, BusyError, ClosedError, and EngineDiedError.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
@@ -149,10 +145,9 @@ class Pipeline:
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
 
-        It is a chunked prefill of lowest priority: it waits for a slot that no request needs, and
-        for pauses in which nobody waits for a call of the engines (see runtime.policy). It ends
-        where a request needs the slot, and by `cancel`. For AWAITED_S, other requests take its
-        slot last. Raises ClosedError and EngineDiedError, as `submit`.
+        It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends when
+        a request needs the slot, and by `cancel`. For AWAITED_S, other requests take its slot last.
+        Raises ClosedError and EngineDiedError.
         """
         never_s = threading.TIMEOUT_MAX
         options = replace(request.options, first_token_timeout_s=never_s, wait_timeout_s=never_s)
@@ -164,10 +159,9 @@ class Pipeline:
         return live
 
     def cancel(self, live: LiveRequest, timeout_s: float = 0.0) -> None:
-        """End a request without an error. Each stage drops it at its next step.
+        """End a request without an error; each stage drops it at its next step.
 
-        timeout_s: longest wait for the stages to drop it; its slot then holds the rows that its
-        last call has computed.
+        timeout_s: longest wait for that; the slot then has the rows of its last call.
         """
         deadline_s = self.clock.now() + timeout_s
         with live.output.changed:
@@ -176,7 +170,7 @@ class Pipeline:
                 live.output.changed.wait(deadline_s - self.clock.now())
 
     def call_without_waiting(self, close: Callable[[], None]) -> None:
-        """Call a function that takes the lock, or let another thread call it: for finalizers.
+        """Call a function that takes the lock, in another thread if it is held: for finalizers.
 
         The garbage collector may run them in any line of a thread, which may hold a lock for which
         the holder of this one waits, such as that of a logging handler.
@@ -188,13 +182,13 @@ class Pipeline:
             finally:
                 self._lock.release()
         else:
-            with suppress(RuntimeError):  # at exit no thread begins, and all requests end
+            with suppress(RuntimeError):  # at exit no thread begins
                 threading.Thread(target=close, daemon=True).start()
 
     def status(self) -> Status:
-        """Return how many requests run and wait, each engine's work, and a stage's fault."""
+        """Return the requests that run and wait, each engine's work, and a stage's fault."""
         check_not_forked()
-        # No lock here: the stages hold it at every step, and a server asks before each request.
+        # Without the lock: the stages hold it at every step, and a server asks before each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
         return Status(len(self._running), self._queued, stages, fault)
@@ -202,8 +196,7 @@ class Pipeline:
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
 
-        A thread that is in an engine's call ends after it; join_timeout_s limits the wait for each
-        thread.
+        join_timeout_s: longest wait for each thread, which may be in an engine's call.
         """
         with self._lock:
             self._closed = True
@@ -213,15 +206,14 @@ class Pipeline:
             for stage in self._stages:
                 stage.close()
         if threading.current_thread() in (self._watch, *(s.thread for s in self._stages)):
-            # The garbage collector may close a dropped model within an engine's call, and the
-            # engine's `close` waits for the end of that call.
+            # The garbage collector may close a dropped model within an engine's call, for whose end
+            # `close` waits.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
         else:
             self._end_engines(join_timeout_s)
 
     def _end_engines(self, join_timeout_s: float | None) -> None:
-        """Close the engines, and wait for the threads."""
-        self._ending.set()  # first, because the engines' processes end now
+        self._ending.set()  # the engines' processes end now
         if self._watch.is_alive() and self._watch is not threading.current_thread():
             self._watch.join()
         self._engines.close()
@@ -230,16 +222,12 @@ class Pipeline:
 
     @property
     def _queued(self) -> int:
-        """Number of requests that wait for a slot, without those to prefill ahead."""
-        # The copy is one operation of the interpreter, during which no other thread runs.
+        # The copy is atomic in the interpreter.
         waiting = [live for live, _ in list(self._queue)]
         return sum(not live.ended and not live.request.ahead for live in waiting)
 
     def _watch_engines(self, faults: Sequence[tuple[Stage[Any], Fault]]) -> None:
-        """Fail the stages whose engines have died. The thread of this looks every LOOK_S.
-
-        It waits in real time, not by a stage's clock, because processes end in real time.
-        """
+        """Fail the stages whose engines have died, in real time."""
         while not self._ending.wait(LOOK_S):
             for stage, fault in faults:
                 try:
@@ -252,15 +240,15 @@ class Pipeline:
                         stage.fail(error)
 
     def _check_stages(self, tasks: StageTasks) -> None:
-        """Raise the error of a request that can't run; see `submit`. The lock is held."""
+        """Raise the error of a request that can't run."""
         if self._closed:
             raise ClosedError("this model was closed; load it again.")
         for stage, _ in tasks:
-            if stage.fault is not None:  # a new object each time, because it is raised
+            if stage.fault is not None:  # a new object, because it is raised
                 raise EngineDiedError(str(stage.fault))
 
     def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
-        """Make a live request and its tasks, which the stages get once it has a slot."""
+        """Make a request and the tasks that the stages get once it has a slot."""
         reader = self._talker if request.speak else self._thinker
         text = TokenBuffer(
             reader.changed, self._thinker.wake, self._config.tts_eos_id, self._config.tts_pad_id
@@ -289,9 +277,9 @@ class Pipeline:
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to requests of the queue in turn, then to one prefill ahead at a time.
+        """Give free slots to requests in turn, then to one prefill ahead at a time.
 
-        The lock is held.
+        The lock is held, as in all methods below.
         """
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:
@@ -304,7 +292,7 @@ class Pipeline:
                     live.end()
 
     def _next(self) -> LiveRequest | None:
-        """Return the request for the next free slot, None if there is none. The lock is held."""
+        """Return the request for the next free slot."""
         waiting = [live for live, _ in self._queue if not live.request.ahead]
         owners = {live.owner for live in waiting}
         self._ended_s = {owner: at_s for owner, at_s in self._ended_s.items() if owner in owners}
@@ -315,7 +303,6 @@ class Pipeline:
         return self._queue[0][0] if self._queue else None
 
     def _follow(self, after: LiveRequest, live: LiveRequest, tasks: StageTasks) -> None:
-        """Give a request the slot of another one when that ends. The lock is held."""
         if after in self._running or not after.ended:
             self._successors[after] = live, tasks
         else:
@@ -323,7 +310,6 @@ class Pipeline:
             self._admit()
 
     def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
-        """Give a request a slot and its tasks to the stages. The lock is held."""
         request, now = live.request, self.clock.now()
         slot = self._free_slots[-1]
         if request.keys is not None:
@@ -336,7 +322,6 @@ class Pipeline:
         self._start_in(slot, live, tasks)
 
     def _start_in(self, slot: int, live: LiveRequest, tasks: StageTasks) -> None:
-        """Give a request's tasks to the stages, for a slot that is not free. The lock is held."""
         live.slot, live.timestamps.admitted_s = slot, self.clock.now()
         self._running.add(live)
         if live.request.written is not None:
@@ -346,7 +331,7 @@ class Pipeline:
             stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
-        """Free the slot of a request that all stages have dropped. The lock is held."""
+        """Free the slot of a request that all stages have dropped."""
         if live.holders == 0:
             live.end()
             self._running.discard(live)
@@ -362,23 +347,21 @@ class Pipeline:
                 self._admit()
 
     def _on_fault(self, stage: Stage[Any]) -> None:
-        """End the waiting requests that need a stage that has failed. The lock is held."""
+        """End the waiting requests that need this stage."""
         for live, tasks in (*self._queue, *self._successors.values()):
             if any(needed is stage for needed, _ in tasks):
                 live.end(stage.fault)
 
     def _on_frame(self, live: LiveRequest) -> None:
-        """Tell vocoder and thinker of a request's new frame, or its last. The lock is held."""
         self._vocoder.on_frame(live)
         self._thinker.on_progress()
 
     def _on_chunk(self) -> None:
-        """Tell thinker and talker of new chunks. The lock is held."""
         self._thinker.on_progress()
         self._talker.on_progress()
 
     def _wake(self) -> None:
-        """Make every stage select again: a request, or its speech, has ended."""
+        """Make every stage select again."""
         with self._lock:
             for stage in self._stages:
                 stage.wake()

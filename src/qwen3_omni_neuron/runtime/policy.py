@@ -6,20 +6,19 @@ player that started at the first sample has audio for less than SHORT_S, and for
 SHORT_FRAMES of its frames take.
 
 1. **The next first sample goes first**, where stages share cores. A starter's next token waits
-   until its next frame needs it: mean time to the first sample 148 ms instead of 187 (one client,
-   profile `expected`). While somebody starts or is short, a listener's text is at most one token
-   ahead of its frames. From TOGETHER_S before a starter's prefill is expected to end until its
-   first chunk is decoded, a listener's frames and chunks wait as long as it is not short: 43.5 ms
-   instead of 61.8 (`small`, eight clients: docs/benchmarks/serving.md).
+   until its next frame needs it: 148 ms to the first sample instead of 187 (one client, profile
+   `expected`). While somebody starts or is short, a listener's text is at most one token ahead of
+   its frames. From TOGETHER_S before a starter's prefill is expected to end until its first chunk
+   is decoded, frames and chunks of listeners that are not short wait: 43.5 ms instead of 61.8
+   (`small`, eight clients: docs/benchmarks/serving.md).
 2. **A prefill waits for listeners** and starters that would run out of audio during it and can be
-   served first; at most as long as it is expected to take: 4.9 s instead of 7.7 (eight clients,
-   profile `port-167`). Prompts of at most TOGETHER_S in all are computed without a step between
-   them: 15.4 ms instead of 23.5 for eight of 2 ms. A prefill ahead waits for everybody: three
-   listeners are silent for 0.03 s instead of 1.9 beside prompts of 832 rows of 2 ms.
-3. **Owners take turns** for slots, encoders and prefills (`turns`): however many requests one owner
-   sends, another owner's request waits for one of them at most.
+   served first, at most for its own duration: 4.9 s instead of 7.7 (eight clients, profile
+   `port-167`). Prompts of at most TOGETHER_S in all are computed without a step between: 15.4 ms
+   instead of 23.5 for eight of 2 ms. A prefill ahead waits for everybody: 0.03 s of silence instead
+   of 1.9 beside prompts of 832 rows of 2 ms.
+3. **Owners take turns** for slots, encoders and prefills (`turns`).
 
-The figures of profiles are those of bench/replay.py with shared cores and 24 requests.
+Profiles are those of bench/replay.py with shared cores and 24 requests.
 """
 
 import math
@@ -32,11 +31,11 @@ from qwen3_omni_neuron.runtime.stage import AnyTask, Task
 
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
-TOGETHER_S = 0.02  # time of prompts computed without a step between: a quarter of a frame
-PREFILL_CHUNK_S = 0.1  # time of one call of a chunked prefill, after which others go on
+TOGETHER_S = 0.02  # prompts computed without a step between: a quarter of a frame
+PREFILL_CHUNK_S = 0.1  # one call of a chunked prefill
 LEAST_CHUNK_ROWS = 128
-AHEAD_ROWS = 128  # most rows of a call that prefills ahead; a window of speech has 104
-LEAST_HOLD_S = 1e-3  # shorter holds are left out: a wait is not that exact, and costs a wake-up
+AHEAD_ROWS = 128  # a window of speech has 104
+LEAST_HOLD_S = 1e-3  # a wait is not more exact, and costs a wake-up
 
 Owner = str | None
 
@@ -44,26 +43,25 @@ Owner = str | None
 class SchedulingPolicy:
     """The rules of the module's docstring. The pipeline's lock is held in every call.
 
-    shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
-    the requests that have a slot.
+    frame_audio_s: audio of one frame. running: the requests that have a slot.
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
         self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
-        self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of the number of rows
+        self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of its rows
         self._step_s = 0.0
 
     def prefilled(self, rows: int, seconds: float) -> None:
-        """Record how long a prefill of the thinker took."""
+        """Record the time of a prefill of the thinker."""
         self._row_s[rows.bit_length()] = seconds / max(rows, 1)
 
     def stepped(self, seconds: float) -> None:
-        """Record how long a step of the thinker took."""
+        """Record the time of a step of the thinker."""
         self._step_s = seconds
 
     def expected_s(self, rows: int) -> float:
-        """Return the expected seconds of a prefill, by the last one of about that size."""
+        """Return the expected seconds of a prefill, by the last one of similar size."""
         if not self._row_s:
             return 0.0
         digits = rows.bit_length()
@@ -71,21 +69,18 @@ class SchedulingPolicy:
         return rows * self._row_s[nearest]
 
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of a prompt's rows one call computes: see `PREFILL_CHUNK_S`."""
+        """Return how many of a prompt's rows one call computes."""
         while rows > LEAST_CHUNK_ROWS and self.expected_s(rows) > PREFILL_CHUNK_S:
             rows = -(-rows // 2)
         return rows
 
     def together(self, rows: Sequence[int]) -> int:
-        """Return how many of the first prompts run without a step between. rows: their sizes."""
+        """Return how many of the first prompts run without a step between."""
         sums = accumulate(map(self.expected_s, rows))
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
     def held_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose next token is held by rule 1, with the longest hold in seconds.
-
-        A frame, a chunk, or the end of a request may end a hold earlier.
-        """
+        """Return the requests whose next token rule 1 holds, and the longest holds."""
         if not self._shares_cores:
             return {}
         short = any(_speaks(live) and _is_short(live) for live in self._running)
@@ -100,7 +95,7 @@ class SchedulingPolicy:
         return held
 
     def held_speech_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose frames and chunks are held by rule 1; see `held_steps_s`."""
+        """Return the requests whose frames and chunks rule 1 holds, and the longest holds."""
         held: dict[LiveRequest, float] = {}
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
             return held
@@ -115,10 +110,9 @@ class SchedulingPolicy:
     def prefill_hold_s(
         self, live: LiveRequest, rows: int, next_since_s: float, now: float
     ) -> float:
-        """Return how long the next prompt may have to wait by rule 2, 0 where it may begin.
+        """Return how long the next prompt may have to wait by rule 2.
 
-        next_since_s: when it became the next prompt. A token, a frame, a chunk, or the end of a
-        request may make it 0 earlier.
+        next_since_s: when it became the next prompt.
         """
         expected_s = self.expected_s(rows)
         late_s = live.request.arrived_s + live.request.options.first_token_timeout_s
@@ -129,7 +123,7 @@ class SchedulingPolicy:
         return left_s if any(self._serves(other, expected_s, left_s) for other in speaking) else 0.0
 
     def is_pause(self, rows: int) -> bool:
-        """Return whether so many rows may be prefilled ahead by rule 2."""
+        """Return whether rows may be prefilled ahead by rule 2."""
         expected_s = self.expected_s(rows)
         for live in self._running:
             if live.ended or live.request.ahead:
@@ -142,7 +136,7 @@ class SchedulingPolicy:
         return True
 
     def _soon_heard(self, live: LiveRequest, now: float) -> bool:
-        """Return whether a request is a starter whose caller reads, or its prefill ends soon."""
+        """A starter whose caller reads, or its prefill ends soon."""
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         if live.ended or not live.request.speak or live.request.ahead:
@@ -153,21 +147,21 @@ class SchedulingPolicy:
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float) -> float:
-        """Return how much audio a request lacks until the frame after a prefill; 0 if none."""
+        """Audio that a request lacks until the frame after a prefill."""
         needs_s, lasts_s = expected_s, live.playback.left_s
         if self._shares_cores:
             needs_s += _frame_s(live) or 0.0
         elif live.text.closed or live.speech_ended:
             return 0.0
         else:
-            # Each token becomes a frame. The last frames wait where they do not fill a chunk.
+            # Each token becomes a frame; the last frames wait if they do not fill a chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
             needs_s += self._step_s
         return max(0.0, needs_s * MARGIN - lasts_s)
 
     def _serves(self, live: LiveRequest, expected_s: float, within_s: float) -> bool:
-        """Return whether a request lacks audio and can get it in this time, before a prefill."""
+        """A request lacks audio and can get it in this time."""
         missing_s = self._missing_s(live, expected_s)
         if not missing_s:
             return False
@@ -188,10 +182,10 @@ def turns(
     running: Iterable[LiveRequest],
     served_s: Mapping[Owner, float],
 ) -> Callable[[LiveRequest], tuple[int, float]]:
-    """Return the key by which the waiting requests are sorted: rule 3.
+    """Return the sort key of waiting requests: rule 3.
 
-    The owner with the fewest slots goes first; among these owners, the one that has waited longest
-    since its first request came or it was last served. served_s: by owner.
+    The owner with the fewest slots goes first; among equals, the one who waits longest, since the
+    first request or the last service. served_s: by owner.
     """
     slots = Counter(live.owner for live in running if not live.request.ahead)
     since_s: dict[Owner, float] = {}
@@ -202,10 +196,7 @@ def turns(
 
 
 def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
-    """Sort a stage's waiting tasks by `turns`. tasks: all of the stage.
-
-    A short prompt of one owner is computed between two chunks of another one's long prompt.
-    """
+    """Sort a stage's waiting tasks by `turns`. tasks: all of the stage."""
     if len(waiting) < 2:
         return list(waiting)
     served_s: dict[Owner, float] = {}
@@ -217,35 +208,30 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
 
 
 def _patience_s(live: LiveRequest, now: float) -> float:
-    """Return how long a request may be held: half of its wait_timeout_s without progress."""
+    """Half of wait_timeout_s without progress."""
     return live.timestamps.progress_s + live.request.options.wait_timeout_s / 2 - now
 
 
 def _frame_s(live: LiveRequest) -> float | None:
-    """Return the shortest of the last intervals between frames, None before there are two frames.
-
-    Longer intervals may include a wait for another prompt, or for a request that has ended since.
-    """
+    """Return the shortest recent interval: longer ones may include a wait for another request."""
     return min((after - before for before, after in pairwise(live.frame_times)), default=None)
 
 
 def _speaks(live: LiveRequest) -> bool:
-    """Return whether a request is a starter or a listener."""
+    """A starter or a listener."""
     begun = live.request.speak and live.timestamps.first_token_s is not None
     return begun and not live.ended and not live.speech_over
 
 
 def _starts(live: LiveRequest) -> bool:
-    """Return whether a request is a starter."""
     return _speaks(live) and not live.chunks
 
 
 def _is_short(live: LiveRequest) -> bool:
-    """Return whether a speaking request has little audio, and its caller reads."""
+    """Little audio, and its caller reads."""
     return live.output.has_space_for_chunk and live.playback.left_s < _short_s(live)
 
 
 def _short_s(live: LiveRequest) -> float:
-    """Return how many seconds of audio a listener must have not to be short."""
     frame_s = frame_pace(live.frame_times)
     return SHORT_S if frame_s is None else min(SHORT_S, SHORT_FRAMES * frame_s)

@@ -1,10 +1,9 @@
-"""Runaway speech: what the talker makes after all words are said, if it does not draw its end code.
+"""Runaway speech: the talker goes on after all words are said.
 
-In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179) all words are said, and then
-near-silence or one piece of sound feeds itself: the end code gets a probability of 1e-14, and only
-the limit of tokens would end the speech. Once the whole text was taken, three things can't be
-speech as long as the end is unlikely: long silence, a repeated cycle of codes, and more frames than
-the words can take.
+In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179), near-silence or one piece of
+sound feeds itself: the end code gets a probability of 1e-14. After the whole text, three things
+can't be speech while the end is unlikely: long silence, a repeated cycle of codes, and more frames
+than the words can take.
 """
 
 import re
@@ -17,30 +16,30 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.sampling import Ids, SamplingParams
 
-LIKELY_END = 0.01  # probability of the end code with which speech ends within a few seconds
+LIKELY_END = 0.01  # then speech ends within a few seconds
 SILENT_POWER = 1e-5  # mean square of a frame's samples: -50 dBFS
-SILENT_FRAMES = 24  # 1.92 s, of a silence that the text does not ask for
-PAUSE_FRAMES = 25  # more for each pause that the text asks for, as far as MOST_PAUSES
+SILENT_FRAMES = 24  # 1.92 s
+PAUSE_FRAMES = 25  # more for each pause of the text, as far as MOST_PAUSES
 MOST_PAUSES = 4
-KEPT_FRAMES = 2  # after the last sound, in which it fades
+KEPT_FRAMES = 2  # in which a sound fades
 CYCLE_FRAMES = 48  # 3.84 s, of a cycle with its first period
-LONGEST_PERIOD = 16  # frames of a cycle's period: it is repeated twice or more
-LOST = 4  # repeated frames that one frame outside the cycle takes away
-# Frames a text token. Released talkers take 3 to 4; 10 cut last words where others had them as
-# the limit, 15 did not (vllm-omni #6215). With less than 2, words must still come.
+LONGEST_PERIOD = 16  # it is repeated twice or more
+LOST = 4  # removed by one frame outside the cycle
+# Frames a text token. Released talkers take 3 to 4; 10 cut last words, 15 did not (vllm-omni
+# #6215).
 SLOW, QUICK = 15.0, 2.0
-PAUSES_OF_ANY_TEXT = 25  # frames that a text of one word may take beside its tokens
-CEILING = 1.5  # times the longest that the words can take
+PAUSES_OF_ANY_TEXT = 25  # beside its tokens
+CEILING = 1.5
 LEAST_TOKENS = 4  # a shorter reply's pace does not count
 _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 
 
 @dataclass
 class SpokenPace:
-    """Pace of the replies to one caller, which bounds the frames of the next one.
+    """Pace of the replies to one caller.
 
-    slowest: most frames a text token in replies that the talker ended by itself; None before there
-    is one of LEAST_TOKENS or more. The pipeline's lock guards it.
+    slowest: most frames a text token in replies of LEAST_TOKENS or more. The pipeline's lock guards
+    it.
     """
 
     slowest: float | None = None
@@ -51,23 +50,17 @@ class SpokenPace:
             self.slowest = max(self.slowest or 0.0, frames / tokens)
 
     def longest_frames(self, tokens: int) -> float:
-        """Return the most frames that a text of so many tokens can take.
-
-        Another text may be read twice as slowly as any before: digits are a token each.
-        """
+        """Return the most frames of a text: twice as slow as any before, for digits are tokens."""
         slow = SLOW if self.slowest is None else 2 * self.slowest
         return PAUSES_OF_ANY_TEXT + slow * tokens
 
     def shortest_frames(self, tokens: int) -> float:
-        """Return the frames before which words of the text must still come."""
+        """Return the frames before which words must still come."""
         return QUICK * tokens if self.slowest is None else self.slowest / 2 * tokens
 
 
 class Runaway(NamedTuple):
-    """Speech that has run away. why: in words. kept: number of its frames to keep, from its start.
-
-    Of a cycle the first period is kept, of a silence nothing.
-    """
+    """Speech that has run away. kept: number of its first frames to keep."""
 
     why: str
     kept: int
@@ -76,7 +69,7 @@ class Runaway(NamedTuple):
 class RunawayGuard:
     """Finds runaway speech, frame by frame, once the whole text was taken.
 
-    first: number of frames before the first one that it hears. frames: number of all frames.
+    first: number of frames before the first that it hears. frames: of all.
     """
 
     def __init__(self, first: int, tokens: int, text: str, pace: SpokenPace):
@@ -85,15 +78,14 @@ class RunawayGuard:
         self._shortest = pace.shortest_frames(tokens)
         pauses = min(len(_PAUSE.findall(text)), MOST_PAUSES)
         self._most_silent = SILENT_FRAMES + PAUSE_FRAMES * pauses
-        # The last frames, the latest first; and by period, how many frames repeat earlier ones.
+        # The last frames, latest first; by period, how many repeat earlier ones.
         self._codes = np.full(LONGEST_PERIOD, -1, np.int64)
         self._repeated = np.zeros(LONGEST_PERIOD, np.int64)
 
     def hear(self, power: float, code0: int, end_probability: float) -> Runaway | None:
-        """Take the next frame. Returns the speech's end, if this frame shows that it has run away.
+        """Take the next frame. Returns the speech's end if it has run away.
 
-        power: mean square of its samples. end_probability: see `end_probability`; 1 for a frame
-        that was made before the whole text was taken.
+        power: mean square of its samples. end_probability: 1 before the whole text was taken.
         """
         self.frames += 1
         if power >= SILENT_POWER:
@@ -105,7 +97,7 @@ class RunawayGuard:
         if end_probability >= LIKELY_END:
             self._silent_from = self.frames
         if end_probability >= LIKELY_END or silent > LONGEST_PERIOD:
-            self._repeated[:] = 0  # codes of silence repeat, too, and the text may ask for it
+            self._repeated[:] = 0  # codes of silence repeat, too
         if end_probability >= LIKELY_END:
             return None
         more = SILENT_FRAMES if self._last_sound < self._shortest else 0
@@ -129,8 +121,8 @@ _PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)
 def end_probability(logits: Tensor, params: SamplingParams, allowed: Ids, end_id: int) -> float:
     """Return the probability with which a frame that goes on could have ended the speech.
 
-    logits: [1, vocab] of code 0. Greedy speech could not have. What top-k and top-p leave out is
-    not looked at: they only make an unlikely end impossible.
+    logits: [1, vocab] of code 0. Top-k and top-p are ignored: they only make an unlikely end
+    impossible.
     """
     if not params.do_sample:
         return 0.0

@@ -1,32 +1,64 @@
-"""Sizes of a reply's audio chunks: how many frames the vocoder decodes in one call.
+"""Playback of a reply by its client, and sizes of its audio chunks: frames a call of the vocoder.
 
-The first chunk is small, because the player starts with it. A later chunk may take as long as the
-player still has audio to play. It takes until its missing frames have arrived, at the pace of the
-last frames, plus one call of the vocoder. Example: frames arrive every 20 ms, and the first chunk
-is 1 frame (80 ms of audio less the vocoder's look-ahead of 23 ms). The next chunk has 2 frames,
-which are decoded before the 57 ms are over; the one after it has 4.
+A chunk takes until its missing frames have arrived, plus one call of the vocoder. Example: frames
+arrive every 20 ms, and the first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms).
+The next chunk has 2 frames, decoded before the 57 ms are over; the one after it has 4.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from qwen3_omni_neuron.errors import OptionError
 
-MARGIN = 1.25  # factor on an expected time, for frames that arrive late
-# Share of a chunk's duration that the vocoder's call may take. It is below 1, because the call may
-# run on the same cores as the stages that make the frames.
+MARGIN = 1.25  # for frames that arrive late
+# Share of a chunk's duration for the vocoder's call, which may share cores with the other stages.
 VOCODER_SHARE = 0.5
+
+
+class Playback:
+    """Playback of speech that starts at the first sample and waits where speech is late.
+
+    sent_s: seconds that have arrived. until_s: time at which all of it is played; before any has
+    arrived, the end of earlier speech. underruns: how often the player had nothing to play.
+    silent_s: total seconds of that.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic):
+        self._now = now
+        self.sent_s, self.until_s = 0.0, -math.inf
+        self.underruns, self.silent_s = 0, 0.0
+
+    def arrived(self, seconds: float, at_s: float | None = None) -> tuple[float, float]:
+        """Add speech, which arrived now or `at_s`. Returns when its playback starts and ends."""
+        at_s = self._now() if at_s is None else at_s
+        if self.sent_s and self.until_s < at_s:
+            self.underruns += 1
+            self.silent_s += at_s - self.until_s
+        start_s = max(self.until_s, at_s)
+        self.sent_s += seconds
+        self.until_s = start_s + seconds
+        return start_s, self.until_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to be played."""
+        return max(0.0, self.until_s - self._now())
+
+    @property
+    def heard_s(self) -> float:
+        """Seconds played."""
+        return max(0.0, self.sent_s - self.left_s)
 
 
 class Pace(NamedTuple):
     """Measurements from which the size of a chunk is chosen, times in seconds.
 
-    pending: frames that have arrived and are not decoded. buffered_s: audio that the player has and
-    has not played, None before the first chunk. frame_s: time between two frames, None before it
-    was measured. last_call_s: duration of the vocoder's last call. shortest_call_s: shortest call
-    by chunk size, for the sizes it has decoded. delay_s: how much longer the last call was than the
-    shortest of its size, because other stages used the cores.
+    pending: frames to decode. buffered_s: the player's remaining audio, None before the first
+    chunk. frame_s: between two frames, None before it was measured. shortest_call_s: by chunk size.
+    delay_s: last call beyond the shortest of its size, because other stages used the cores.
     """
 
     pending: int
@@ -37,17 +69,17 @@ class Pace(NamedTuple):
     delay_s: float = 0.0
 
     def vocoder_s(self, frames: int) -> float:
-        """Return the expected duration of a call with `frames` frames."""
+        """Return the expected duration of a call."""
         if frames not in self.shortest_call_s:
             return self.last_call_s
         return self.shortest_call_s[frames] + self.delay_s
 
 
 class FixedSchedule:
-    """Chunk sizes that the caller gave; the last one is used for all later chunks."""
+    """Chunk sizes that the caller gave; the last one is repeated."""
 
     def __init__(self, sizes: Sequence[int], buckets: Sequence[int]):
-        """Raises OptionError for a size that is not in `buckets`, the compiled sizes."""
+        """Raise OptionError for a size that is not compiled."""
         unknown = [size for size in sizes if size not in buckets]
         if unknown:
             raise OptionError(
@@ -61,17 +93,16 @@ class FixedSchedule:
         return self._sizes[0]
 
     def decoded(self) -> None:
-        """Advance to the next size, if there is one."""
+        """Advance to the next size."""
         if len(self._sizes) > 1:
             self._sizes.pop(0)
 
 
 class AdaptiveSchedule:
-    """Chunk sizes by the pace: the first as small and the later as large as playback allows.
+    """Chunk sizes by the pace.
 
-    buckets: the compiled chunk sizes, ascending. frame_audio_s: audio of one frame. latency_s:
-    audio that the first chunk lacks, the vocoder's look-ahead. early: the first chunk does not wait
-    until playback can't stop after it.
+    buckets: the compiled chunk sizes, ascending. latency_s: audio that the first chunk lacks.
+    early: the first chunk does not wait until playback can't stop after it.
     """
 
     def __init__(
@@ -81,16 +112,13 @@ class AdaptiveSchedule:
         self._frame_audio_s, self._latency_s = frame_audio_s, latency_s
 
     def next_frames(self, pace: Pace) -> int:
-        """Return the largest size that is decoded before the player runs out of audio.
-
-        Asked again, with the current pace, until that many frames have arrived.
-        """
-        # Before the first measurement, frames are assumed to arrive as fast as they are played.
+        """Return the largest size that is decoded before the player runs out of audio."""
+        # Before the first measurement, frames arrive as fast as they are played.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
             return self._first_size(frame_s, pace)
         smallest = self._smallest_efficient_size(pace)
-        for bucket in reversed(self._buckets):  # mostly the first one fits
+        for bucket in reversed(self._buckets):
             if bucket <= smallest:
                 break
             expected_s = max(0, bucket - pace.pending) * frame_s + pace.vocoder_s(bucket)
@@ -99,28 +127,20 @@ class AdaptiveSchedule:
         return smallest
 
     def decoded(self) -> None:
-        """Do nothing: the next size depends on the pace alone."""
+        """Do nothing."""
 
     def _first_size(self, frame_s: float, pace: Pace) -> int:
-        """Return the size of the first chunk.
-
-        It is the smallest whose audio lasts until the second chunk is decoded, or larger where more
-        frames have arrived already.
-        """
+        """Return the smallest size whose audio lasts until the second chunk, or all arrived."""
         arrived = max((b for b in self._buckets if b <= pace.pending), default=0)
         if self._early:
             return max(self._buckets[0], arrived)
-        # The second chunk's frames arrive while the first one is decoded: the longer time counts.
+        # Frames arrive during the call: the longer time counts.
         second = self._smallest_efficient_size(pace)
         wait_s = max(second * frame_s, pace.vocoder_s(second)) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
         return max(min(enough, default=self._buckets[-1]), arrived)
 
     def _smallest_efficient_size(self, pace: Pace) -> int:
-        """Return the smallest size whose call takes at most VOCODER_SHARE of its audio.
-
-        A call has a high fixed cost. A size that was never measured is assumed to be efficient.
-        """
         share = VOCODER_SHARE * self._frame_audio_s
         efficient = (b for b in self._buckets if pace.shortest_call_s.get(b, 0.0) <= b * share)
         return next(efficient, self._buckets[-1])

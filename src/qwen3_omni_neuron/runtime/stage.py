@@ -1,9 +1,8 @@
 """The loop that all stages share: one worker thread a stage, and the containment of failures.
 
-A stage steps all of its requests as one batch. Where an engine's call raises, it is repeated for
-each request alone: those for which it raises again end with that error. Where the stage's own code
-raises, all of its requests end with the error. Where its thread or its engine's process ends, later
-requests that need the stage are refused, too. The other stages go on.
+An engine's call that raises is repeated for each request alone: those for which it raises again end
+with that error. If the stage's own code raises, all of its requests end. If its thread or its
+engine's process ends, later requests are refused, too.
 """
 
 import logging
@@ -21,30 +20,30 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 
 
 class Clock:
-    """Real time. A subclass may advance its own time whenever all of its threads wait."""
+    """Real time. A subclass may advance its own whenever all of its threads wait."""
 
     def now(self) -> float:
-        """Return seconds since a fixed moment."""
+        """Return seconds."""
         return time.perf_counter()
 
     def condition(self, lock: threading.RLock) -> threading.Condition:
-        """Return a condition variable over a lock."""
+        """Return a condition over a lock."""
         return threading.Condition(lock)
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """Return a thread, not started yet, that waits by this clock."""
+        """Return a thread that waits by this clock."""
         return threading.Thread(target=target, name=name, daemon=True)
 
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], None]  # calls of the engine, made without the lock
+Work = Callable[[], None]  # without the lock
 
 
 class Task:
-    """One request in one stage. Only the stage's thread uses its fields.
+    """One request in one stage, for the stage's thread alone.
 
-    prefilled_s: when the last call of its prefill ended, minus infinity before the first.
+    prefilled_s: end of the last call of its prefill, -inf before the first.
     """
 
     def __init__(self, live: LiveRequest):
@@ -65,9 +64,8 @@ Result = TypeVar("Result")
 class Shared:
     """Objects that the stages of one pipeline share.
 
-    lock: guards everything that more than one thread uses. enter_thread: called first in a stage's
-    thread. on_release: called with the lock held, when a stage has dropped a request. on_fault:
-    called with the lock held, when a stage has a fault.
+    enter_thread: called first in a stage's thread. on_release, on_fault: a stage has dropped a
+    request, has a fault; the lock is held.
     """
 
     clock: Clock
@@ -80,9 +78,9 @@ class Shared:
 class Stage(ABC, Generic[AnyTask]):
     """Base of the stages: a thread, its tasks, and calls of its engine.
 
-    The thread selects its next work with the lock held (`_select`), does it without the lock, and
-    waits on the condition `changed`. The lock guards all fields and every LiveRequest. fault: the
-    error by which the stage can't work any more; None where it can.
+    The thread selects its next work with the lock held (`_select`) and does it without. The lock
+    guards all fields and every LiveRequest. `add`, `fail`, `close`, `wake` and `on_progress` are
+    called with it. fault: the error by which the stage can't work any more.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -93,14 +91,14 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = self._woken = False
-        self._holds = False  # the last selection left out what another stage's progress lets go on
-        self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes these three
-        self._called_s: float | None = None  # when the engine's call in progress began
+        self._holds = False  # another stage's progress may end a wait
+        self._calls, self._busy_s = 0, 0.0
+        self._called_s: float | None = None  # start of the call in progress
         self.thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
 
     @property
     def time(self) -> StageTime:
-        """Calls of the engine so far, and how long they took."""
+        """Calls of the engine, and their time."""
         called_s = self._called_s
         call_s = 0.0 if called_s is None else self._clock.now() - called_s
         return StageTime(self._calls, self._busy_s, call_s)
@@ -110,16 +108,13 @@ class Stage(ABC, Generic[AnyTask]):
         self.thread.start()
 
     def add(self, task: AnyTask) -> None:
-        """Take a request. The lock is held."""
+        """Take a request."""
         task.live.holders += 1
         self._tasks.append(task)
         self.changed.notify_all()
 
     def fail(self, error: Qwen3OmniError) -> None:
-        """Set the fault of this stage, and end its requests. The lock is held.
-
-        Only the first call counts, and none after `close`.
-        """
+        """Set the fault, and end the requests. Only the first call before `close` counts."""
         if self.fault is None and not self._closing:
             logger.error("the %s stage can't go on: %s", self.name, error)
             self.fault = error
@@ -128,25 +123,25 @@ class Stage(ABC, Generic[AnyTask]):
             self._on_fault(self)
 
     def close(self) -> None:
-        """Make the thread end after its current work. The lock is held."""
+        """End the thread after its current work."""
         self._closing = True
         self.changed.notify_all()
 
     def wake(self) -> None:
-        """Make the thread select again. The lock is held.
+        """Make the thread select again.
 
-        The thread itself may call it, too: the garbage collector may end a request in any line.
+        It may call this itself: the garbage collector may end a request in any line.
         """
         self._woken = True
         self.changed.notify_all()
 
     def on_progress(self) -> None:
-        """Select again where this stage waits for another one's progress. The lock is held."""
+        """Select again if this stage waits for another one's progress."""
         if self._holds:
             self.changed.notify_all()
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait until the thread has ended. The lock is free."""
+        """Wait until the thread has ended, without the lock."""
         with self._lock:
             while not self._ended:
                 if not self.changed.wait(timeout_s):
@@ -155,17 +150,14 @@ class Stage(ABC, Generic[AnyTask]):
 
     @abstractmethod
     def _select(self) -> Work | float | None:
-        """Return the next work, or how long to wait before selecting again. The lock is held.
-
-        None: until another stage, a caller or a deadline wakes this one.
-        """
+        """Return the next work, or the seconds until another selection; None: until a wake-up."""
 
     def _run(self) -> None:
         try:
             self._enter_thread()
             while self._run_once():
                 pass
-        except BaseException as error:  # SystemExit of a library, or what `_run_once` raises
+        except BaseException as error:  # such as SystemExit of a library
             logger.critical("the %s stage's thread has ended", self.name, exc_info=True)
             kind = type(error).__name__
             with self._lock:
@@ -183,13 +175,13 @@ class Stage(ABC, Generic[AnyTask]):
                 self.changed.notify_all()
 
     def _run_once(self) -> bool:
-        """Wait for work and do it. Returns False where the stage is closed."""
+        """Do the next work. Returns False if the stage is closed."""
         try:
             work = self._wait_for_work()
             if work is None:
                 return False
             work()
-        except Exception as error:  # from the stage's code: _call_engine catches the engine's
+        except Exception as error:  # _call_engine catches the engine's
             logger.exception("the %s stage failed", self.name)
             with self._lock:
                 for task in self._tasks:
@@ -197,7 +189,7 @@ class Stage(ABC, Generic[AnyTask]):
         return True
 
     def _wait_for_work(self) -> Work | None:
-        """Wait for work and return it, None where the stage is closed. Ends late requests."""
+        """Return the next work, None if the stage is closed. Ends late requests."""
         with self._lock:
             while True:
                 self._woken = False
@@ -214,15 +206,14 @@ class Stage(ABC, Generic[AnyTask]):
                     return work
                 if self._woken:
                     continue
-                # Without a request the wait has no limit. With one it has: another stage may
-                # never return from a call for it, and then its deadline has to be noticed here.
+                # Another stage may never return from a call for one of the requests: notice its
+                # deadline here.
                 waits = [task.live.request.options.wait_timeout_s for task in self._tasks]
                 if work is not None:
                     waits.append(work)
                 self.changed.wait(min(waits, default=None))
 
     def _release(self, task: AnyTask) -> None:
-        """Drop a request from this stage. The lock is held."""
         self._tasks.remove(task)
         task.live.holders -= 1
         self._on_release(task.live)
@@ -232,8 +223,7 @@ class Stage(ABC, Generic[AnyTask]):
     ) -> list[tuple[AnyTask, Result]]:
         """Call the engine for several tasks at once. Returns those that succeeded, with results.
 
-        A call that raises is repeated for each task alone: it has changed no slot (see
-        engines.protocols).
+        A call that raises has changed no slot (see engines.protocols).
         """
         now = self._called_s = self._clock.now()
         for task in tasks:

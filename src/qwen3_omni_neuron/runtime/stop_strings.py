@@ -1,12 +1,20 @@
-"""Strings that end a reply, found while its tokens are written."""
+"""Strings that end a reply, and calls of tools in it, found while its tokens are written.
 
+Calls are in the format of Qwen3's chat templates.
+"""
+
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-INCOMPLETE = "\ufffd"  # the tokenizer decodes an incomplete character to this
-_MOST_INCOMPLETE = 3  # so many INCOMPLETE may be one character, which has 4 bytes at most
-# Most tokens that are held: the longest stop string has so many bytes, but between its characters a
-# reply may have any number of special tokens without text.
+from qwen3_omni_neuron.errors import ToolCallError
+
+END_OF_THOUGHT = "</think>"
+CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
+INCOMPLETE = "\ufffd"  # of an incomplete character
+_MOST_INCOMPLETE = 3  # a character has 4 bytes at most
+# The longest stop string has as many bytes; special tokens without text may stand between them.
 MOST_HELD = 1024
 
 Decode = Callable[[list[int]], str]
@@ -17,19 +25,19 @@ class TextCodec(Protocol):
     """The tokenizer, as the runtime uses it."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of generated tokens, without special tokens."""
+        """Return the text of tokens, without special tokens."""
         ...
 
     def encode_words(self, text: str) -> list[int]:
-        """Return the token ids of a text, in which names of special tokens are words."""
+        """Return token ids; names of special tokens are words."""
         ...
 
 
 class StopStrings:
     """Watch for stop strings over the tokens of one reply.
 
-    A token whose text may begin a stop string is held until later tokens decide, so that neither
-    the caller nor the talker gets any part of a stop string.
+    A token whose text may begin a stop string is buffered: neither the caller nor the talker gets a
+    part of one.
     """
 
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
@@ -45,7 +53,7 @@ class StopStrings:
     def push(self, token_id: int) -> tuple[list[int], bool]:
         """Add a token. Returns the tokens that may be passed on, and whether the reply ends.
 
-        Where a stop string begins inside a token, the text before it is tokenised anew.
+        Text before a stop string inside a token is tokenised anew.
         """
         self._held.append(token_id)
         text = self._decode(self._held)
@@ -63,12 +71,12 @@ class StopStrings:
         return self._pass_on(whole - self._begun(text[:whole]))[0], False
 
     def flush(self) -> list[int]:
-        """Return the tokens that are still held: the reply has ended without a stop string."""
+        """Return the buffered tokens at the reply's end."""
         passed, self._held, self._texts = self._held, [], []
         return passed
 
     def _begun(self, text: str) -> int:
-        """Return how many characters at the end of a text may begin a stop string."""
+        """Characters at the end of a text that may begin a stop string."""
         longest = max(map(len, self._strings)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]
@@ -77,10 +85,7 @@ class StopStrings:
         return 0
 
     def _pass_on(self, length: int) -> tuple[list[int], int]:
-        """Hold no longer the tokens that spell at most the first `length` characters.
-
-        Returns them, and the number of characters that they spell.
-        """
+        """Release the tokens that spell at most `length` characters, and their text's length."""
         text = self._texts[-1]
         for count in range(len(self._held), 0, -1):
             spelled = self._texts[count - 1]
@@ -92,14 +97,113 @@ class StopStrings:
 
 
 class Marker:
-    """Watch for one string of single-byte characters over the tokens of a text."""
+    """Watch for one string of single-byte characters."""
 
     def __init__(self, string: str, decode: Decode):
         self._string, self._decode = string, decode
         self._tail: list[int] = []  # a token has at least one byte
 
     def push(self, token_id: int) -> str | None:
-        """Add a token. Returns the text after the string once it was written, else None."""
+        """Add a token. Returns the text after the string once it was written."""
         self._tail = [*self._tail, token_id][-len(self._string) :]
         _, found, rest = self._decode(self._tail).partition(self._string)
         return rest if found else None
+
+
+@dataclass(frozen=True)
+class CompleteCall:
+    """Complete call of a tool. arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+    @staticmethod
+    def parse(body: str) -> "CompleteCall":
+        """Parse the text between the markers. Raises ToolCallError."""
+        try:
+            call = json.loads(body)
+            arguments, name = call["arguments"], call["name"]
+            # As the model writes them: the history has the same tokens.
+            written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            written = arguments if isinstance(arguments, str) else written
+            f"{name}{written}".encode()  # lone surrogates fail
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _malformed() from error
+        if not isinstance(name, str):
+            raise _malformed()
+        return CompleteCall(name, written)
+
+
+class CallWatch:
+    """Watch for calls over the tokens of one reply.
+
+    The caller gets a call's tokens all at once, when it is complete and well formed; those of a
+    call that is cut off come at the end. The talker gets the tokens before the first call. begun: a
+    call has begun.
+    """
+
+    def __init__(self, decode: Decode, encode: Encode, reasoning: bool):
+        """reasoning: nothing in the reasoning is a call."""
+        self._decode, self._encode = decode, encode
+        self._thought = Marker(END_OF_THOUGHT, decode) if reasoning else None
+        self._start = StopStrings((CALL,), decode, encode)
+        self._end: Marker | None = None  # where a call has begun
+        self._held: list[int] = []
+        self.begun = False
+
+    @property
+    def held(self) -> int:
+        """Number of tokens that are held."""
+        return len(self._held)
+
+    def push(
+        self, token_ids: Sequence[int], last: bool, by_model: bool
+    ) -> tuple[list[int], list[int]]:
+        """Add tokens. Returns the tokens for the caller, and those for the talker.
+
+        last: the reply ends with them. by_model: the model has ended it. Raises ToolCallError for a
+        call that is malformed, or that the model does not end.
+        """
+        given: list[int] = []
+        spoken: list[int] = []
+        for token_id in token_ids:
+            self._add(token_id, given, spoken)
+        if last:
+            if by_model and self._end is not None:
+                raise _malformed()
+            given += self._held
+            spoken += [] if self.begun else self._start.flush()
+            self._held = []
+        return given, spoken
+
+    def _add(self, token_id: int, given: list[int], spoken: list[int]) -> None:
+        if self._thought is not None:
+            if self._thought.push(token_id) is not None:
+                self._thought = None
+            given.append(token_id)
+            spoken.append(token_id)
+            return
+        self._held.append(token_id)
+        if self._end is None:
+            passed, found = self._start.push(token_id)
+            spoken += [] if self.begun else passed
+            if found:
+                self.begun, self._end = True, Marker(END_OF_CALL, self._decode)
+            else:
+                whole = self.held - self._start.held
+                given += self._held[:whole]
+                del self._held[:whole]
+        elif self._end.push(token_id) is not None:
+            body = self._decode(self._held).partition(CALL)[2]
+            CompleteCall.parse(body.partition(END_OF_CALL)[0])
+            given += self._held
+            self._held, self._end = [], None
+            self._start = StopStrings((CALL,), self._decode, self._encode)
+
+
+def _malformed() -> ToolCallError:
+    return ToolCallError(
+        "the model wrote a call of a tool that is not a JSON object with a name and arguments. "
+        "Nothing of the call is kept: ask again, or install llguidance, which holds calls to their "
+        'form: pip install "qwen3-omni-neuron[serve]".'
+    )

@@ -29,17 +29,15 @@ from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
-    It is read by `for` in a thread, or by `async for` in an event loop, which it does not block.
-    `with` and `async with` close it at their end.
+    It is read by `for` in a thread, or by `async for` in an event loop. The request starts at once.
+    A caller that takes no events stalls its own request once its output queue is full. `close`, the
+    end of a `with` or `async with` block or dropping the stream cancels the request. An error in
+    any stage is raised by the next event.
 
-    The request starts at once. A caller that takes no events stalls its own request, and no other,
-    once its output queue is full. `close`, the end of a `with` block or dropping the stream cancels
-    the request. An error in any stage is raised by the next event.
-    queue_position: position in the queue for a slot when the request came, 0 where it got a slot at
-    once. prompt_tokens: number of tokens of its prompt. keeps_audio: whether the result has the
-    audio; False: a chunk is not kept once it was passed on. owner: object that must live as long as
-    the stream, the model. later: requests whose events continue this stream, such as the pieces of
-    a long text; each is submitted before the previous one has ended, and takes its slot.
+    queue_position: position in the queue for a slot when the request came, 0 if it got one.
+    prompt_tokens: number of tokens of its prompt. keeps_audio: whether the result has the audio.
+    owner: object that must live as long as the stream. later: requests whose events continue this
+    stream, such as the pieces of a long text; each takes the slot of the previous one.
     """
 
     def __init__(
@@ -47,64 +45,56 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     ):
         self._owner, self._pipeline, self._clock = owner, pipeline, pipeline.clock
         self.prompt_tokens, self.keeps_audio = len(request.prompt), True
-        self._live, self.queue_position = pipeline.submit(request)  # the request that is read now
+        self._live, self.queue_position = pipeline.submit(request)  # read now
         self._done = False
-        self._lives = [self._live]  # requests whose events were taken, the current one last
+        self._lives = [self._live]  # the current one last
         self._next: LiveRequest | None = None
         self._later = deque(later)
         self._decoder = TextStream(request.codec.decode)
         self._texts: list[str] = []
-        self._told = 0  # tokens of the current request's events
-        self._chunks: list[AudioChunk] = []  # where the audio is kept
-        self._samples = 0  # of all chunks
-        self._first_sample = 0  # index in the reply of the current request's first sample
+        self._told = 0  # of the current request
+        self._chunks: list[AudioChunk] = []
+        self._samples = 0
         self._submit_next()
 
     def __next__(self) -> Event:
-        """Return the next event. Raises the error that ended the request, such as a LateError."""
+        """Return the next event. Raises the error that ended the request."""
         since_s = self._clock.now()
-        while not self._done:
-            try:
+        try:
+            while not self._done:
                 changed = self._live.output.changed
                 with changed:
                     item, left_s = self._take(since_s)
                     if left_s is not None:
                         changed.wait(left_s)
                         continue
-                event = self._next_event(item)
-            except BaseException:
-                self.close()
-                raise
-            if event is not None:
-                return event
+                if (event := self._event_of(item)) is not None:
+                    return event
+        except BaseException:
+            self.close()
+            raise
         raise StopIteration
 
     async def __anext__(self) -> Event:
-        """Return the next event as `__next__` does, without blocking the event loop.
-
-        A task that is cancelled while it waits here cancels the request.
-        """
+        """Return the next event. A task that is cancelled while it waits cancels the request."""
         since_s = self._clock.now()
-        while not self._done:
-            try:
+        try:
+            while not self._done:
                 with self._live.output.changed:
                     item, left_s = self._take(since_s)
-                if left_s is not None:  # a late item ends the request
+                if left_s is not None:
                     await self._changed(left_s)
-                    continue
-                event = self._next_event(item)
-            except BaseException:
-                self.close()
-                raise
-            if event is not None:
-                return event
+                elif (event := self._event_of(item)) is not None:
+                    return event
+        except BaseException:
+            self.close()
+            raise
         raise StopAsyncIteration
 
     async def ready(self, delay_s: float) -> list[Event]:
         """Wait for the next event, and return it with those that are ready then.
 
-        For a caller whose work for several events is little more than for one. Text is held for
-        delay_s to come with more of it; audio and the end are not. The list has at most one chunk,
+        Text waits delay_s for more of it; audio and the end do not. The list has at most one chunk,
         which only the end may follow. Raises StopAsyncIteration after the end.
         """
         if delay_s > 0 and not self._done:
@@ -116,25 +106,28 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         events = [await anext(self)]
         if isinstance(events[0], TextDelta):
             events += filter(None, map(self._event_of, self._take_ready()))
-        if self._at_end:
+        live = self._live
+        with live.output.changed:
+            at_end = live.ended and live.error is None and not live.output.has_item
+        if at_end and self._next is None and not self._done:
             with suppress(StopAsyncIteration):  # another thread may have closed it
                 events.append(await anext(self))
         return events
 
     @property
     def slot(self) -> int:
-        """The request's row in every engine, also after its end; -1 while it is queued."""
+        """The request's row in every engine; -1 while it is queued."""
         return self._live.slot
 
     def close(self) -> None:
-        """Cancel the request. Its slot is free after at most one more step of each stage."""
+        """Cancel the request. Its slot is free after one more step of each stage."""
         self._done = True
         self._pipeline.cancel(self._live)
         if self._next is not None:
             self._pipeline.cancel(self._next)
 
     def cancel(self) -> None:
-        """Cancel the request; see close."""
+        """Cancel the request."""
         self.close()
 
     def __enter__(self) -> "SpeechStream":
@@ -158,7 +151,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.__exit__(kind, error, trace)  # which waits for nothing
+        self.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         where = "queued" if self.slot < 0 else f"in slot {self.slot}"
@@ -171,11 +164,9 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 self._pipeline.call_without_waiting(self.close)
 
     def _take(self, since_s: float) -> tuple[Item | None, float | None]:
-        """Take an item if there is one. The lock is held.
+        """Return an item, None after the last; or the time that is left to wait for one.
 
-        since_s: when the wait began. Returns the item, None after the last one, and no time; or
-        None and the time until the deadline, where the caller has to wait. Raises the error that
-        ended the request.
+        The lock is held.
         """
         live = self._live
         while True:
@@ -190,7 +181,6 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             live.end(live.late())
 
     def _take_ready(self) -> list[Item]:
-        """Take the items that are ready, up to a chunk. The next wait handles end and error."""
         live, items = self._live, list[Item]()
         with live.output.changed:
             while live.error is None and not (items and isinstance(items[-1], AudioChunk)):
@@ -200,73 +190,45 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 items.append(item)
         return items
 
-    @property
-    def _at_end(self) -> bool:
-        """True where the last request has ended well, and all of its items were taken."""
-        live = self._live
-        with live.output.changed:
-            taken = live.ended and live.error is None and not live.output.has_item
-        return taken and self._next is None and not self._done
-
-    def _next_event(self, item: Item | None) -> Event | None:
-        """Return the event of an item; None where there is none yet, or the stream was closed."""
-        if item is None and self._done:  # by another thread
-            return None
-        event = self._event_of(item)
-        if isinstance(event, Finished):
-            self._done = True
-        return event
-
     def _event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item; None where there is none yet. Each event passes here.
-
-        item: None after the last one of a request.
-        """
+        """Return the event of an item (None: after the last of a request), if there is one yet."""
         if item is None:
-            return None if self._go_on() else Finished(self._result())
+            if self._done or self._go_on():  # closed by another thread
+                return None
+            finished = Finished(self._result())
+            self._done = True
+            return finished
         if isinstance(item, AudioChunk):
-            chunk = self._joined(item)
-            self._samples += len(chunk.samples)
+            samples = item.samples
+            if self._samples and not item.first_sample:
+                # A further request begins. Each one's audio is shorter than its frames by the
+                # vocoder's latency, 23 ms.
+                gap = np.zeros(self._pipeline.latency_samples, np.float32)
+                samples = np.concatenate((gap, samples))
+            chunk = AudioChunk(samples, self._samples, item.frames)
+            self._samples += len(samples)
             if self.keeps_audio:
                 self._chunks.append(chunk)
             return chunk
         text, token_ids = (
             self._decoder.finish() if isinstance(item, TextEnd) else self._decoder.push(item)
         )
-        if not token_ids:  # they complete no character yet
+        if not token_ids:  # no complete character yet
             return None
         self._texts.append(text)
         told, live = slice(self._told, self._told + len(token_ids)), self._live
         self._told = told.stop
         return TextDelta(text, token_ids, live.logprobs[told], live.top_logprobs[told])
 
-    def _joined(self, chunk: AudioChunk) -> AudioChunk:
-        """Return a chunk of this request with its place in the whole reply.
-
-        Each request's audio is shorter than its frames by the vocoder's latency, 23 ms. Silence of
-        that length is put between two, so that the reply is as long as its frames.
-        """
-        if len(self._lives) == 1:
-            return chunk
-        samples, first_sample = chunk.samples, chunk.first_sample + self._first_sample
-        gap = self._pipeline.latency_samples if self._first_sample else 0
-        if chunk.first_sample:
-            first_sample += gap
-        else:
-            samples = np.concatenate((np.zeros(gap, np.float32), samples))
-        return replace(chunk, samples=samples, first_sample=first_sample)
-
     def _go_on(self) -> bool:
-        """Go on with the next request, where there is one, and submit the one after it."""
+        """Read the next request and submit the one after it."""
         if self._next is None:
             return False
-        written = self._next.request.written
-        self._decoder = TextStream(
-            self._next.request.codec.decode, written.before if written else ""
-        )
+        request = self._next.request
+        before = request.written.before if request.written else ""
+        self._decoder = TextStream(request.codec.decode, before)
         self._live, self._told = self._next, 0
         self._lives.append(self._live)
-        self._first_sample = self._samples
         self._submit_next()
         return True
 
@@ -275,48 +237,40 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         if self._later:
             request = replace(self._later.popleft(), arrived_s=self._clock.now())
             self._next, _ = self._pipeline.submit(request, after=self._live)
-        if self._done:  # closed by another thread meanwhile
+        if self._done:  # closed meanwhile
             self.close()
 
     async def _changed(self, seconds: float, *, chunk: bool = False) -> None:
-        """Wait in an event loop for an item or the request's end, for `seconds` at most.
-
-        chunk: wait for a chunk of audio, or the end.
-        """
-        live, loop = self._live, asyncio.get_running_loop()
-        woken = loop.create_future()
+        """Wait in an event loop for an item (chunk: of audio) or the end."""
+        live, output, loop = self._live, self._live.output, asyncio.get_running_loop()
+        woken = asyncio.Event()
 
         def there() -> bool:
-            return live.ended or (live.output.has_chunk if chunk else live.output.has_item)
+            return live.ended or (output.has_chunk if chunk else output.has_item)
 
-        def end() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def wake() -> None:  # called with the lock held
+        def wake() -> None:  # the lock is held
             if there():
-                live.output.on_change = None
-                with suppress(RuntimeError):  # the loop was closed: nobody waits in it any more
-                    loop.call_soon_threadsafe(end)
+                output.on_change = None
+                with suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(woken.set)
 
-        with live.output.changed:
+        with output.changed:
             if there():
                 return
-            live.output.on_change = wake
-        # Not asyncio.wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
-        deadline = loop.call_later(seconds, end)
+            output.on_change = wake
+        # asyncio.wait_for loses a cancel that comes as the wait ends, before Python 3.12.
+        deadline = loop.call_later(seconds, woken.set)
         try:
-            await woken
+            await woken.wait()
         finally:
             deadline.cancel()
-            # No other thread sets it; where `wake` has cleared it, the lock is not needed.
-            if live.output.on_change is not None:
-                with live.output.changed:
-                    live.output.on_change = None
+            if output.on_change is not None:  # else `wake` has cleared it: no lock is needed
+                with output.changed:
+                    output.on_change = None
 
     def _result(self) -> SpeechResult:
         lives, frames = self._lives, [codes for live in self._lives for codes in live.codes]
-        # numpy's concatenate would release the interpreter lock, and delay the reply's end.
+        # numpy's concatenate releases the interpreter lock, and delays the reply's end.
         audio = np.frombuffer(
             bytearray().join(chunk.samples.data for chunk in self._chunks), np.float32
         )
@@ -372,8 +326,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 class TextStream:
     """Decoder of a growing reply, which returns whole characters.
 
-    A character may be spelled by several tokens. decode: token ids to text, special tokens skipped.
-    before: text that the first returned text begins with.
+    decode: token ids to text, special tokens skipped. before: text before the first.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: str = ""):
@@ -381,7 +334,7 @@ class TextStream:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> tuple[str, list[int]]:
-        """Add a token. Returns the text that is now complete and its ids; both may be empty."""
+        """Add a token. Returns the text that is complete now, and its ids."""
         self._held.append(token_id)
         text = self._decode(self._held)
         if text.endswith(INCOMPLETE):
@@ -389,7 +342,7 @@ class TextStream:
         return self._release(text)
 
     def finish(self) -> tuple[str, list[int]]:
-        """Return the text of the tokens that are still held, incomplete characters included."""
+        """Return the text of the buffered tokens, incomplete characters included."""
         return self._release(self._decode(self._held)) if self._held else ("", [])
 
     def _release(self, text: str) -> tuple[str, list[int]]:

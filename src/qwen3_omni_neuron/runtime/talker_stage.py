@@ -1,4 +1,4 @@
-"""Talker stage, code predictor included: prepare, prefill and step, one codec frame a step."""
+"""Talker stage, code predictor included: one codec frame a step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
@@ -19,23 +19,22 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
 from qwen3_omni_neuron.runtime.stage import Shared, Work
 
-MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
+MAX_WAITING_FRAMES = 128  # not yet decoded
 
 
 class Phase(Enum):
     """Next call of the talker for a request."""
 
-    PREPARE = auto()  # compute the prompt's rows that are known before the thinker answers
-    PREFILL = auto()  # compute the rest of the prompt, once there is a first text token
-    STEP = auto()  # append one text row, for one more frame
+    PREPARE = auto()  # compute the rows known before the thinker answers
+    PREFILL = auto()  # the rest, after the first text token
+    STEP = auto()  # append one text row, for one frame
 
 
 class TalkerTask(PromptTask):
     """A request in the talker stage.
 
-    prompt: the talker's part of the prompt, whose user rows may be cached. limit: largest number of
-    codec tokens, the one that ends speech included. row: token id of the text row that the next
-    call appends, None until it has been taken from the buffer.
+    prompt: the talker's part, whose user rows may be cached. limit: largest number of codec tokens,
+    the end code included. row: token id of the next call's text row, None until it has arrived.
     """
 
     def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids, context_length: int):
@@ -65,20 +64,17 @@ class TalkerTask(PromptTask):
 
     @property
     def speaks(self) -> bool:
-        """False where frames of the talker's call in progress are not wanted any more."""
+        """False if its frames are not wanted any more."""
         return not (self.live.ended or self.live.speech_ended)
 
     @property
     def has_space(self) -> bool:
-        """True where one more frame may wait for the vocoder, whose next chunk may be long."""
+        """True if one more frame may wait for the vocoder."""
         return self.live.waiting_frames < max(MAX_WAITING_FRAMES, self.live.chunk_wanted)
 
 
 class TalkerStage(PrefillStage[TalkerTask]):
-    """Worker of the talker. Between two frames it prepares and prefills one request each, or a few.
-
-    A request whose next text row has not arrived is left out of the step, and does not change.
-    """
+    """Worker of the talker. Between frames it prepares and prefills one request each, or a few."""
 
     _engine: Talker
 
@@ -91,14 +87,14 @@ class TalkerStage(PrefillStage[TalkerTask]):
         policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
     ):
-        """on_frame: called with the lock held, when a request has a new frame, or its last."""
+        """on_frame: called with the lock held, for a new frame or the last."""
         super().__init__("talker", engine, shared, policy)
         self._config, self._sample_ids, self._on_frame = config, sample_ids, on_frame
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
         for task in [task for task in self._tasks if task.live.speech_ended]:
-            self._release(task)  # the vocoder has found that its speech runs away
+            self._release(task)  # its speech runs away
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         speaking = self._in_phase(Phase.STEP)
         stepping = [task for task in speaking if task.has_space]
@@ -125,10 +121,10 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return [task for task in self._tasks if task.phase is phase]
 
     def _may_prepare(self, task: TalkerTask) -> bool:
-        """Return whether a new request's prompt may be computed now, as far as it is known.
+        """Return whether a new request's prompt may be computed now.
 
-        A long prompt with media waits for their hidden states, where other requests run: its rows
-        are then computed in chunks. The lock is held.
+        A long prompt with media waits for their hidden states if other requests run: its rows are
+        then computed in chunks.
         """
         if task.live.request.ahead:
             return False
@@ -138,13 +134,13 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return short or task.rows - self.cache.count(task.keys) <= LEAST_CHUNK_ROWS
 
     def _may_be_cut(self, task: TalkerTask) -> bool:
-        # Media whose hidden states are not known are left to `Talker.prefill`.
+        # Media without hidden states are left to `Talker.prefill`.
         start = task.live.prefilled_rows[self.name]
         media = task.media_rows(task.rows) - task.media_rows(start)
         return task.live.accepted is not None or not media
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """Return the prepared tasks whose first text token is there. The lock is held."""
+        """Return the tasks whose first text token has arrived. The lock is held."""
         for task in tasks:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take_first()
@@ -153,17 +149,16 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return [task for task in tasks if task.row is not None]
 
     def _together(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """Return the first of the tasks, which the next work includes: see runtime.policy."""
         return tasks[: self._policy.together([task.rows for task in tasks])]
 
     def _work(
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
-        """Make the next frames, a request's first one before all others."""
+        """Make the next frames, a request's first one first."""
         self._speak(self._each(first, self._begin))
         if new:
             prepared = [task for task, (whole, _) in self._each(new, self._prefill) if whole]
-            with self._lock:  # the thinker may have written a token meanwhile
+            with self._lock:  # the thinker may have written a token
                 for task in prepared:
                     if task.live.request.ahead:
                         self._release(task)
@@ -184,15 +179,15 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return NO_ACCEPTED
 
     def _accepted(self, task: TalkerTask, start: int, stop: int) -> Tensor:
-        """Return the thinker's hidden states at the media of a prompt's rows."""
+        """The thinker's hidden states at the media of a prompt's rows."""
         accepted = task.live.accepted
-        if accepted is None:  # the thinker has not answered, so there are no media
+        if accepted is None:  # there are no media
             return NO_ACCEPTED
         media = slice(task.media_rows(start), task.media_rows(stop))
         return accepted if task.keys is None else accepted[media]
 
     def _begin(self, task: TalkerTask) -> Tensor:
-        """Complete a prompt with the first text token. Returns the first frame's logits."""
+        """Complete a prompt with the first text token. Returns the first logits."""
         assert task.row is not None
         accepted = self._accepted(task, task.live.prefilled_rows[self.name], task.rows)
         logits = self._engine.prefill(task.slot, accepted, task.row)
@@ -204,8 +199,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
     def _speak(self, speaking: Iterable[tuple[TalkerTask, Tensor]]) -> None:
-        """Make frames from logits: sample code 0 here, and the others in the code predictor."""
-        # A request that has ended during the step needs no code predictor.
+        """Make frames: sample code 0 here, and the others in the code predictor."""
+        # An ended request needs no code predictor.
         speaking = [(task, logits) for task, logits in speaking if task.speaks]
         if not speaking:
             return
@@ -246,7 +241,6 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 self._on_frame(task.live)
 
     def _end_probability(self, task: TalkerTask, logits: Tensor) -> float:
-        """Return LiveRequest.end_probabilities of the next frame."""
         live = task.live
         if not live.text.end_taken or live.request.options.runaway_speech == "keep":
             return 1.0
@@ -254,7 +248,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return end_probability(logits, task.sampler.params, self.allowed, end_id)
 
     def _finish(self, task: TalkerTask, why: FinishReason) -> None:
-        """End a request's speech: no frame will follow. The lock is held."""
+        """End a request's speech. The lock is held."""
         if task in self._tasks:
             live = task.live
             live.end_speech(why)

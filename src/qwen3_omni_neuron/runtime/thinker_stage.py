@@ -1,8 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens.
 
-A stage beside it encodes a long prompt's media: an image of three megapixels is one call of the
-vision encoder, which takes as long as hundreds of the thinker's steps. Short media are encoded in
-the thinker's own calls: a spoken question does not wait for another stage.
+The encoder stage encodes a long prompt's media: an image of three megapixels takes as long as
+hundreds of steps. Short media are encoded in the thinker's calls.
 """
 
 import math
@@ -36,11 +35,10 @@ from qwen3_omni_neuron.runtime.prefill import (
 )
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest, Request
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
-from qwen3_omni_neuron.runtime.stop_strings import StopStrings
-from qwen3_omni_neuron.runtime.tool_calls import CallWatch
+from qwen3_omni_neuron.runtime.stop_strings import CallWatch, StopStrings
 
-MASK_WAIT_S = 0.005  # how long all requests wait for the masks of a step
-MASK_POLL_S = 0.002  # interval of looks at a mask for which its request alone waits
+MASK_WAIT_S = 0.005  # all requests wait for masks
+MASK_POLL_S = 0.002  # its request alone waits
 LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a megapixel
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
@@ -49,11 +47,10 @@ class ThinkerTask(PromptTask):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
-    text tokens. next_since_s: when its prompt became the next one to prefill, infinity before.
-    grammar: None without one, and before the prefill: the grammars' processes have places for as
-    many texts as there are slots. no_end: mask of all tokens but those that end the text; None
-    where any may come. logits: the last call's, until a token is sampled from them. full: it has
-    reached its limit, and it is not known yet whether its grammar ends there, too.
+    text tokens. next_since_s: when its prompt became the next to prefill. grammar: None before the
+    prefill: the grammars' processes have places for as many texts as slots. no_end: mask of all
+    tokens but those that end the text. logits: the last call's, until a token is sampled. full: it
+    has reached its limit, and its grammar may end there.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class ThinkerTask(PromptTask):
         prompt, options, codec = request.prompt, request.options, request.codec
         keys = None if request.keys is None else request.keys.thinker
         rows = len(prompt)
-        # The last row is always computed, because the first token is sampled from its logits.
+        # The first token is sampled from the last row's logits.
         super().__init__(live, rows, keys, rows if request.ahead else max(0, rows - 1))
         self.limit = min(options.thinker_max_new_tokens, context_length - rows)
         self.eos_ids = options.eos_ids(config)
@@ -92,13 +89,13 @@ class ThinkerTask(PromptTask):
 
     @property
     def must_go_on(self) -> bool:
-        """True where the next token must not end the text."""
+        """True if the next token must not end the text."""
         options = self.live.request.options
         return options.ignore_eos or len(self.live.token_ids) < options.thinker_min_new_tokens
 
     @property
     def is_due(self) -> bool:
-        """True where its grammar lets it sample from `logits`, or ends it."""
+        """True if its grammar lets it sample, or ends it."""
         grammar = self.grammar
         if grammar is None or grammar.pending:
             return False
@@ -106,11 +103,7 @@ class ThinkerTask(PromptTask):
 
     @property
     def has_space(self) -> bool:
-        """True where the talker's and the caller's buffers have space for the next token.
-
-        The tokens that were held for a stop string or a call are put with it, the last of them
-        perhaps tokenised anew.
-        """
+        """True if the next token has space, with those buffered for a stop string or a call."""
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
         tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
         tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
@@ -119,10 +112,7 @@ class ThinkerTask(PromptTask):
 
 
 class ThinkerStage(PrefillStage[ThinkerTask]):
-    """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
-
-    Its prefix cache has the rows of prompts and replies.
-    """
+    """Worker of the thinker. Between two steps it prefills one new request, or a few short ones."""
 
     _engine: Thinker
 
@@ -162,7 +152,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
-        """Ask for masks. Return tasks that can go on or end by one, and those that wait for one."""
+        """Return the tasks that can go on or end, and those without a mask."""
         states = [task.grammar for task in self._tasks if task.grammar is not None]
         if not states:
             return [], []
@@ -172,7 +162,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return due, [task for task in waiting if task not in due]
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
-        """Return the tasks whose prompts are prefilled next; ahead only in a pause."""
+        """Return the tasks to prefill next; ahead only in a pause."""
         waiting = [
             task
             for task in self._tasks
@@ -189,7 +179,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return prompts
 
     def _may_be_cut(self, task: ThinkerTask) -> bool:
-        # An image that is encoded in the thinker's calls would be encoded again for each part.
+        # An image in the thinker's calls would be encoded again for each part.
         prompt = task.live.request.prompt
         return task.live.encoded is not None or not (prompt.images or prompt.videos)
 
@@ -209,7 +199,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             if not ahead:
                 self._sample([task])
         if new:
-            with self._lock:  # the requests may have become starters
+            with self._lock:
                 lives = [task.live for task in writing]
                 held_s = self._policy.held_steps_s(lives, self._clock.now())
                 writing = [task for task in writing if task.live not in held_s]
@@ -223,17 +213,13 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             self._sample([task for task, _ in stepped])
 
     def _sample(self, tasks: Sequence[ThinkerTask]) -> None:
-        """Sample the next tokens from the last call's logits, and pass them on.
-
-        Masks were made during the call. A request whose mask is still missing after a short wait
-        keeps its logits, and the others go on without it.
-        """
+        """Sample the next tokens, and pass them on. Requests without a mask keep their logits."""
         wait_for_masks([task.grammar for task in tasks if task.grammar is not None], MASK_WAIT_S)
         ready, logits = list[ThinkerTask](), list[Tensor]()
         for task in tasks:
             if task.grammar is not None and task.grammar.pending:
                 assert task.logits is not None
-                task.logits = task.logits.clone()  # the engine may use its results' memory again
+                task.logits = task.logits.clone()  # the engine may reuse its memory
             elif self._has_mask(task) and task.logits is not None:
                 ready.append(task)
                 logits.append(task.logits)
@@ -243,7 +229,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 self._write(task, token_id)
 
     def _has_mask(self, task: ThinkerTask) -> bool:
-        """Give a request's sampler its mask. Ends the request that can't or need not go on."""
+        """Give a sampler its mask. Ends a request that can't go on."""
         grammar = task.grammar
         if grammar is None:
             task.sampler.mask = task.no_end if task.must_go_on else None
@@ -264,7 +250,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             task.grammar = grammar.begin(task.eos_ids)  # its mask is made during the prefill
         if not task.begun:
             task.begun, live.cached_rows = True, start
-        if start == stop and live.request.ahead:  # it may be cached as a whole
+        if start == stop and live.request.ahead:  # cached as a whole
             return NO_ACCEPTED
         prompt, encoded = live.request.prompt, live.encoded
         if stop < task.rows:
@@ -280,7 +266,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return accepted
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request. Its slot holds the reply without the last token. The lock is held."""
+        """Drop a request. Its slot has the reply without the last token. The lock is held."""
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if cached is not None and task.last is not None and appended:
             keys = cached.keys.followed_by(appended)
@@ -294,10 +280,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int | None) -> None:
-        """Pass a token to the caller and, unless it is an end marker, to the talker.
-
-        token_id: None where the text has ended with the token before.
-        """
+        """Pass a token on; None: the text has ended with the token before."""
         live, logprob, others = task.live, None, list[tuple[int, float]]()
         options = live.request.options
         logits, task.logits = task.logits, None
@@ -319,7 +302,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 live.top_logprobs.append(others)
             try:
                 ended = self._pass_on(task, token_id)
-            except Exception as error:  # such as a malformed call of a tool
+            except Exception as error:  # such as a malformed call
                 live.end(error)
                 return
             if ended:
@@ -328,9 +311,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 self._release(task)
 
     def _pass_on(self, task: ThinkerTask, token_id: int | None) -> bool:
-        """Put the tokens that are no longer held. Returns whether the reply ends.
+        """Put the tokens that are no longer buffered. Returns whether the reply ends.
 
-        token_id: the token that was written, None where the text has ended with the one before.
         The lock is held. Raises ToolCallError.
         """
         live, grammar = task.live, task.grammar
@@ -345,7 +327,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             task.full = len(live.token_ids) == task.limit
             if grammar is not None and token_id is not None:
                 grammar.push(token_id)
-            # Where its grammar is asked, the answer says whether the reply ends by that.
+            # The grammar's answer says whether the reply ends there.
             last = task.full and (grammar is None or not grammar.pending)
         if last and task.stop is not None and not stopped:
             given += task.stop.flush()
@@ -364,7 +346,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
 
 
 def takes_long(request: Request) -> bool:
-    """Return whether a request's media take so long that this stage encodes them."""
+    """Return whether the encoder stage encodes a request's media."""
     prompt = request.prompt
     return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.ahead
 
@@ -372,8 +354,7 @@ def takes_long(request: Request) -> bool:
 class EncoderStage(Stage[Task]):
     """Worker of the encoders, one prompt at a time.
 
-    cache: the rows that the thinker's slots hold, whose media are not encoded again. on_encoded:
-    called with the lock held, when a request's media are encoded.
+    cache: rows of the thinker's slots. on_encoded: called with the lock held.
     """
 
     def __init__(
@@ -400,7 +381,7 @@ class EncoderStage(Stage[Task]):
         return [self._engine.encode(x.prompt, self._start(x)) for x in requests]
 
     def _start(self, request: Request) -> int:
-        """Return the first row of a prompt that the thinker is expected to compute."""
+        """The first row that the thinker is expected to compute."""
         if request.keys is None:
             return 0
         return self._cache.count(request.keys.thinker)

@@ -28,9 +28,8 @@ logger = logging.getLogger(__name__)
 class VocoderTask(Task):
     """A request in the vocoder stage.
 
-    samples: number of samples decoded. chunk: frames of the next chunk. The lock guards both, and
-    the schedule, since the talker's thread uses them in `VocoderStage.on_frame`. guard: finds
-    runaway speech; None before a frame was decoded that was made after the whole text was taken.
+    samples: number of samples decoded. chunk: frames of the next chunk. guard: None until a frame
+    was decoded that was made after the whole text was taken.
     """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
@@ -50,22 +49,22 @@ class VocoderStage(Stage[VocoderTask]):
         policy: SchedulingPolicy,
         on_chunk: Callable[[], None],
     ):
-        """on_chunk: called with the lock held, after chunks, and where a first one is put off."""
+        """on_chunk: called with the lock held, after chunks, and if a first one is put off."""
         super().__init__("vocoder", shared)
         self._engine, self._policy, self._on_chunk = engine, policy, on_chunk
         self._working = False  # guarded by the lock
-        # Durations of the last call, and of the shortest call by size: see runtime.schedule.Pace.
+        # See runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
         self._shortest_call_s: dict[int, float] = {}
-        # Pace of the first frames of the last request that had some. Later frames arrive faster,
-        # where the thinker runs on the same cores and has finished.
+        # First frames of the last request. Later ones are faster, if the thinker shared their
+        # cores.
         self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
-        """Wake this stage if a new frame, or the end of the speech, makes a chunk due.
+        """Wake this stage if a chunk is due. The lock is held.
 
-        The lock is held. The talker's thread checks this, because waking this stage's thread costs
-        more. While this stage works no check is needed: it makes its own afterwards.
+        The talker's thread checks this, because waking a thread costs more. A working stage makes
+        its own check afterwards.
         """
         starts = not live.chunks
         if self._working and not starts:
@@ -90,15 +89,15 @@ class VocoderStage(Stage[VocoderTask]):
             task.chunk = 0 if task.live in held_s else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
                 task.live.chunk_due = False
-                self._on_chunk()  # the thinker waits for this chunk: see runtime.policy
+                self._on_chunk()  # the thinker waits for this chunk
             if task.chunk:
-                # Tasks of one compiled size are one call; the engine pads them to it.
+                # One call for a compiled size; the engine pads chunks to it.
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
                 groups.setdefault((task.live.decoded_frames == 0, bucket), []).append(task)
         self._working = bool(groups)
         if not groups:
             return min(held_s.values(), default=None)
-        # One call, then a new selection: first chunks, then the request whose audio ends first.
+        # First chunks first, then the request whose audio ends first.
         urgent = min(groups, key=lambda g: min(task.live.playback.until_s for task in groups[g]))
         first, bucket = urgent
         chosen = sorted(groups[urgent], key=lambda task: task.live.playback.until_s)
@@ -106,7 +105,7 @@ class VocoderStage(Stage[VocoderTask]):
         return partial(self._work, first, bucket, chosen[:most])
 
     def _due_frames(self, task: VocoderTask) -> int:
-        """Return the frames of the task's next chunk, 0 where it is not due yet."""
+        """Return the frames of the next chunk, 0 if it is not due."""
         live, pending = task.live, task.live.waiting_frames
         if not pending or not live.output.has_space_for_chunk:
             return 0
@@ -114,7 +113,7 @@ class VocoderStage(Stage[VocoderTask]):
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
-        """Return the size of the task's next chunk by its schedule."""
+        """Return the size of the next chunk."""
         frame_s = frame_pace(task.live.frame_times)
         if frame_s is None:
             frame_s = self._start_frame_s
@@ -143,7 +142,7 @@ class VocoderStage(Stage[VocoderTask]):
         return decode([task.slot for task in tasks], [_chunk(task) for task in tasks])
 
     def _listen(self, task: VocoderTask, samples: NDArray[np.float32]) -> Runaway | None:
-        """Return the end of the speech, if this chunk shows that it has run away."""
+        """Return the end of the speech, if it has run away."""
         live, start = task.live, task.live.decoded_frames
         chunk = slice(start, start + task.chunk)
         ends = live.end_probabilities[chunk]
@@ -164,10 +163,7 @@ class VocoderStage(Stage[VocoderTask]):
         return None
 
     def _end_runaway(self, live: LiveRequest, runaway: Runaway) -> int:
-        """End runaway speech. Returns how many of its frames are kept.
-
-        Frames whose samples were passed on are kept. The lock is held.
-        """
+        """End runaway speech. Returns the frames to keep, those passed on among them."""
         kept = max(runaway.kept, live.decoded_frames)
         logger.warning(
             "speech ran away and was ended: %s (%d text tokens, %d frames, of which %d are kept, "
@@ -189,7 +185,7 @@ class VocoderStage(Stage[VocoderTask]):
         runaway: Runaway | None,
         now: float,
     ) -> None:
-        """Pass a chunk, or what is kept of it, to the caller. The lock is held."""
+        """Pass a chunk, or its kept part, to the caller. The lock is held."""
         live = task.live
         if live.ended:
             return

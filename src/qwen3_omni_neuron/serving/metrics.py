@@ -6,7 +6,7 @@ from prometheus_client.registry import Collector
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import SpeechResult
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.model import ServedModel
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

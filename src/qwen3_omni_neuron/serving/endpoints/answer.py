@@ -1,4 +1,4 @@
-"""The answer to one request: in one message, or in pieces while it is made."""
+"""The answer to one request, whole or streamed."""
 
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, SpeechResult
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
@@ -33,7 +33,7 @@ def parts_of(request: Request) -> tuple[Service, Context]:
 class PieceStream(Response):
     """Response in pieces, which `AnswerSender.stream` sends: sound, or server-sent events.
 
-    last_event: returns the event of an error that ends the events early; None: these are no events.
+    last_event: returns the event of an error that ends the events early.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ServedStream(AsyncIterator[list[Event]]):
 
     A list has one event, or those of `SpeechStream.ready`, with text at most every TEXT_DELAY_S. A
     list with a chunk waits for its turn in the event loop, unless it is the client's first sound;
-    so does each list of `ready` from then on. A reply that is read to its end is counted in the
-    metrics.
-    playback: estimated playback of the chunks that were sent. muted: chunks are not sent any more.
+    so does each list of `ready` from then on. A reply that is read to its end is counted and
+    logged, and its place is given back. playback: estimated playback of the chunks that were sent.
+    muted: chunks are not sent any more.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ServedStream(AsyncIterator[list[Event]]):
         keeps_audio: bool = False,
         speed: float = 1.0,
     ):
-        """context: request that ends with the reply: it is logged, and its place given back.
+        """Set up reading.
 
-        keeps_audio: the sound is sent when it is complete, and is held until then. speed: factor by
-        which the client's sound is faster than the chunks.
+        context: request that ends with the reply. keeps_audio: the sound is sent when it is
+        complete. speed: factor by which the client's sound is faster than the chunks.
         """
         self.playback, self.muted = Playback(), False
         self._stream, self._service, self._context = stream, service, context
@@ -108,11 +108,10 @@ class ServedStream(AsyncIterator[list[Event]]):
         return events
 
     def close(self) -> None:
-        """Cancel the reply, if it still runs."""
+        """Cancel the reply."""
         self._stream.close()
 
     def _end(self, finished: Finished) -> None:
-        """Count and log a reply that was read to its end."""
         self._service.metrics.finished(finished.result, self.playback)
         if self._context is not None:
             self._context.finished(finished.result)
@@ -122,7 +121,7 @@ class ServedStream(AsyncIterator[list[Event]]):
 class Answer(ABC):
     """One answer with text, sent as server-sent events or as one JSON object at the end.
 
-    _id: the answer's. _texts: parts of the text so far. _made: number of tokens and frames so far.
+    _texts: parts of the text so far. _made: number of tokens and frames so far.
     """
 
     _id: str
@@ -158,7 +157,7 @@ class Answer(ABC):
         """Process an event. Returns the text that it completes."""
 
     async def response(self) -> Response:
-        """Return the response in which it is sent: at once where it is streamed."""
+        """Return the response in which it is sent."""
         if self._streams:
             return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
@@ -178,17 +177,16 @@ class Answer(ABC):
 
     @property
     def _ended(self) -> SpeechResult:
-        """Result of an answer that has ended."""
         assert self._result is not None, "an answer that has ended"
         return self._result
 
     def _finish(self) -> None:
-        """Log the text of the complete answer."""
+        """Log the text."""
         if self._service.settings.log_content:
             self._context.answer = "".join(self._texts)
 
     def _completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an object of this answer, whole or a piece, in the format of completions."""
+        """Return an object of this answer in the format of completions."""
         return {
             "id": self._id,
             "object": kind,

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta, Timings
-from qwen3_omni_neuron.runtime.tool_calls import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
+from qwen3_omni_neuron.runtime.stop_strings import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
 
 Json = dict[str, Any]
 _KEY = secrets.token_bytes(32)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
 from qwen3_omni_neuron.prompt.turns import Reply
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import ServedStream

@@ -8,7 +8,7 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
-from qwen3_omni_neuron.runtime.playback import Playback
+from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.parameters import Voices, bounded_options, has_grammar
