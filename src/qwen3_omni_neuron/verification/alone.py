@@ -1,7 +1,4 @@
-"""Checks that need no reference: numbers that engines return, and a model's words heard again.
-
-`watched` wraps the engines of a load. Each answer passes the whole runtime.
-"""
+"""Checks that need no reference: numbers that engines return, and a model's words heard again."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +25,8 @@ MOST_TOKENS, MOST_FRAMES = 64, 400
 class Seen:
     """Results that engines have returned.
 
-    largest: largest magnitude by stage and call. broken: calls that returned NaN or infinity, by
-    stage and call. ends: probability of the end code after the text's end, by frame, of the answer
-    that is being made.
+    largest: largest magnitude by stage and call. broken: calls that returned NaN or infinity. ends:
+    of the current answer, the end code's probability after the text's end, by frame.
     """
 
     largest: dict[str, float] = field(default_factory=dict)
@@ -38,7 +34,7 @@ class Seen:
     ends: list[float] = field(default_factory=list)
 
     def add(self, name: str, result: Any) -> None:
-        """Note the numbers of a call's result."""
+        """Note a call's result."""
         for array in _arrays(result):
             if array.size:
                 size = float(np.abs(array).max())
@@ -61,7 +57,7 @@ def _arrays(result: Any) -> Iterator[Any]:
 
 
 class _Watched:
-    """An engine whose results are noted. It has every attribute of the engine."""
+    """An engine whose results are noted."""
 
     def __init__(self, stage: str, engine: Any, note: Callable[[str, tuple[Any, ...], Any], None]):
         self._stage, self._engine, self._note = stage, engine, note
@@ -80,7 +76,7 @@ class _Watched:
 
 
 def watched(engines: Engines, config: OmniConfig, seen: Seen) -> Engines:
-    """Return engines that compute the same and note in `seen` what they return."""
+    """Return engines that note in `seen` what they return."""
 
     def note(name: str, arguments: tuple[Any, ...], result: Any) -> None:
         seen.add(name, result)
@@ -101,7 +97,7 @@ class Spoken:
 
     heard: what the model itself hears in it; None without speech, or with NaN in it. found: share
     of the text's words among the heard ones, in order. end: largest probability of the end code
-    after the text's end; None if there was no frame after it.
+    after the text's end; None without a frame after it.
     """
 
     question: Question
@@ -112,7 +108,7 @@ class Spoken:
 
 
 def speak(omni: Qwen3Omni, seen: Seen, questions: Sequence[Question]) -> Iterator[Spoken]:
-    """Answer questions in speech, sampled with the seed 0, and hear each answer again."""
+    """Answer questions in speech, with the seed 0, and hear each answer again."""
     for question in questions:
         seen.ends.clear()
         result = omni.generate_audio(
@@ -138,7 +134,7 @@ def _hear(omni: Qwen3Omni, result: SpeechResult) -> str:
 
 
 def _words_found(text: str, heard: str) -> float | None:
-    """Return the share of a text's words that are heard in their order; None without words."""
+    """Return the share of a text's words that are heard in their order."""
     from difflib import SequenceMatcher
 
     said, again = (_words(part) for part in (text, heard))

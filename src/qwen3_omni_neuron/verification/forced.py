@@ -1,7 +1,7 @@
 """Results of each stage of the reference over inputs from one of its own replies.
 
-A stage's inputs are those that the reference gave it, so that an error of one stage does not reach
-the next. They are recorded once; the reference with other weights may compute over them again.
+A stage's inputs are the reference's: an error of one stage does not reach the next. They are
+recorded once, and computed over again with other weights.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ class Given:
     """Inputs of the stages in one reply.
 
     token_ids: generated ids [N]. codes: int64 [frames, 16]. thinker: keyword arguments of the text
-    model over prompt and reply. talker: keyword arguments of the talker's model.
-    prompt_rows, talker_rows: number of rows before the first step of each.
+    model over prompt and reply. talker: those of the talker's model. prompt_rows, talker_rows: rows
+    before the first step of each.
     """
 
     prompt: Prompt
@@ -88,7 +88,7 @@ def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
 
 
 class _CalledError(Exception):
-    """The thinker was called, and need not answer."""
+    """The thinker was called."""
 
 
 def _first_call(reference: Reference, prompt: Prompt) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Stages:
     def inputs(self, given: Given) -> Arrays:
         """Return the inputs of the stages of `outputs`, and what no dtype rounds.
 
-        The arrays are named and described in verification.reference.
+        The arrays are described in verification.reference.
         """
         rows = given.thinker["inputs_embeds"]
         spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
@@ -155,7 +155,7 @@ class Stages:
         return self._encoded(prompt, _first_call(self.reference, prompt))
 
     def _encoded(self, prompt: Prompt, thinker: dict[str, Any]) -> Arrays:
-        """Return the rows of media among the thinker's inputs. thinker: as in Given."""
+        """Return the rows of media among the thinker's inputs."""
         c, ids = self._config.thinker, prompt.token_ids
         rows = thinker["inputs_embeds"][0, : len(prompt)]
         visual = rows[(ids == c.image_token_id).to(rows.device)]
@@ -171,8 +171,8 @@ class Stages:
     def outputs(self, given: Given, hidden: Tensor | None, uniforms: Tensor) -> Arrays:
         """Return what the decoders compute.
 
-        hidden: what the code predictor starts from, [frames, hidden]; None: the talker's own.
-        uniforms: float32 [frames, 15].
+        hidden: input of the code predictor, [frames, hidden]; None: the talker's own. uniforms:
+        float32 [frames, 15].
         """
         accepted, logits = self._thinker(given)
         frames = len(given.codes)
@@ -228,8 +228,8 @@ class Stages:
     ) -> tuple[Tensor, Tensor]:
         """Return the codes [frames, 16] of the code predictor, and how sure each is [frames, 15].
 
-        Greedy: by how much its logit is above the next one, in standard deviations of the logits.
-        Sampled: how far its random number is from the interval's end, as a probability.
+        Greedy: margin of its logit over the next, in standard deviations of the logits. Sampled:
+        distance of its random number from the interval's end, as a probability.
         """
         predictor, tables = self._talker.code_predictor, self._tables
         device = hidden.device

@@ -2,10 +2,8 @@
 
 A row's difference is the length of the error over the length of the row; that of logits leaves
 their mean out. Each matrix that a row passes adds about the rounding of its own result and weights,
-independent of the others', so that after n layers the error is about sqrt(n) times as large.
-
-A code, or a likeliest token, that differs is explained where the reference's own margin is less
-than what this error can move.
+so that after n layers the error is about sqrt(n) times as large. A code, or a likeliest token, that
+differs is explained if the reference's own margin is less than this error.
 """
 
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ THINKER_PROMPTS = "thinker_prefill"
 class NumberTypes:
     """Types of numbers that a model computes in.
 
-    activations, predictor: "float32" or "bfloat16". weights, encoders: "int8" or "int4" where the
+    activations, predictor: "float32" or "bfloat16". weights, encoders: "int8" or "int4" if the
     weights of the decoders, or of the encoders, are rounded and the reference's are not, else "".
     """
 
@@ -54,10 +52,9 @@ class Difference:
     error: median of the rows; None for codes. allowed: what rounding explains of a row. beyond:
     share of the rows or codes that it does not explain. few: share that may be beyond. cosine:
     least of a row. largest: largest difference of two numbers. agreement: share of the likeliest
-    tokens, or of codes, that are the reference's; None where there are none. sampled: share of
-    codes under the same random numbers. first: the first row or code that is not explained, ""
-    where there is none. graph: kind of the compiled graphs that compute it, "" for none. steps:
-    of the code predictor, share of the codes of each step that are the reference's.
+    tokens, or of codes, that are the reference's. sampled: share of codes under the same random
+    numbers. first: the first row or code that is not explained. graph: kind of the compiled graphs
+    that compute it. steps: by step of the code predictor, share of the reference's codes.
     """
 
     stage: str
@@ -84,9 +81,8 @@ class Difference:
 class JudgedStage:
     """Stage of a model, and its judgement.
 
-    array: its rows in the results. layers: layers that a row has passed. graph: see Difference.
-    rounded: whether the decoders' weights of dtypes int8 and int4 are in it. predictor, encoder:
-    whether the code predictor, or an encoder, computes it.
+    array: its rows in the results. layers: layers that a row has passed. rounded: its weights are
+    those of dtypes int8 and int4. predictor, encoder: computed by the code predictor, an encoder.
     """
 
     name: str
@@ -129,7 +125,7 @@ def stages_of(config: OmniConfig) -> list[JudgedStage]:
 
 
 def _depth(c: Code2WavConfig) -> int:
-    """Return how many layers and convolutions a sample of code2wav passes."""
+    """Layers and convolutions of code2wav."""
     return c.layers + 2 * len(c.upsampling_ratios) + 7 * len(c.upsample_rates)
 
 
@@ -140,8 +136,8 @@ def judge(
 ) -> list[Difference]:
     """Compare all stages.
 
-    pairs: for each question, the reference, its results for the weights that the model computes
-    with, and the model's results.
+    pairs: for each question, the reference, its results for the weights of the model, and the
+    model's results.
     """
     wrong = [
         number
@@ -164,11 +160,10 @@ def judge(
 
 
 def _allowed(stage: JudgedStage, numbers: NumberTypes) -> float:
-    """Return the relative error of a row that rounding explains."""
     unit = ROUNDING[numbers.predictor if stage.predictor else numbers.activations]
     rounded = numbers.weights if stage.rounded else numbers.encoders if stage.encoder else ""
     weights = WEIGHTS.get(rounded, 0.0)
-    # The code predictor's input has the talker's rounding.
+    # The predictor's input has the talker's rounding.
     given = ROUNDING[numbers.activations] if stage.predictor else 0.0
     return SAFETY * (float(np.sqrt(2 * stage.layers)) * (unit + weights) + given) + FLOOR
 
@@ -180,7 +175,7 @@ def _rows(
     config: OmniConfig,
     pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]],
 ) -> Difference | None:
-    """Compare rows of numbers; None where no question has any."""
+    """Compare rows of numbers."""
     errors, cosines, largest, first = [], [], 0.0, ""
     same: list[NDArray[np.bool_]] = []
     for number, (answer, expected, ours) in enumerate(pairs):
@@ -229,8 +224,8 @@ def _rows(
 def _rows_by_graph(stage: JudgedStage, count: int, answer: ReferenceAnswer) -> NDArray[np.int64]:
     """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
-    The first row of a reply comes from the graph for prompts, the others from the graph for steps.
-    So does the talker's first where the prompt has no media: it appends the first token in a step.
+    The first row of a reply comes from the graph for prompts, except the talker's if the prompt has
+    no media: it appends the first token in a step.
     """
     rows = np.arange(count)
     if stage.array not in ("thinker_logits", "talker_logits", "hidden"):
@@ -265,9 +260,9 @@ def _row_errors(
 def _codes(
     stage: JudgedStage, allowed: float, pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]]
 ) -> Difference:
-    """Compare codes step by step, each among the frames whose earlier codes are the same."""
+    """Compare codes step by step, among the frames whose earlier codes are the same."""
     unexplained, first = 0, ""
-    # By greedy or sampled: the codes that are the same, and those compared, at each step.
+    # By kind: the same codes, and those compared, at each step.
     counts = np.zeros((2, 2, pairs[0][1]["greedy_margins"].shape[1]), int)
     for kind, (same_by_step, compared_by_step) in zip(("greedy", "sampled"), counts, strict=True):
         for number, (_, expected, ours) in enumerate(pairs):

@@ -1,8 +1,7 @@
-"""The reference: transformers' own generate, with which replies of this package are compared.
+"""The reference: transformers' own generate.
 
-Codes are recorded as inputs of code2wav, talker rows as inputs of the talker. The audio to compare
-with is one full forward over the codes, since the reference's own chunked_decode loses samples at
-chunk boundaries.
+The audio is one full forward over the codes, since the reference's own chunked_decode loses samples
+at chunk boundaries.
 """
 
 from collections.abc import Iterator
@@ -28,8 +27,8 @@ GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
 class ReferenceResult:
     """A reply of the reference.
 
-    token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: the rows
-    [S, hidden] of each talker forward, the prompt's first.
+    token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: [S, hidden] of
+    each talker forward, the prompt's first.
     """
 
     token_ids: list[int]
@@ -38,7 +37,7 @@ class ReferenceResult:
 
 
 class Reference:
-    """The reference model of a checkpoint, greedy throughout, on "cpu" or one "cuda" device."""
+    """The reference model of a checkpoint, greedy, on "cpu" or one "cuda" device."""
 
     def __init__(
         self, checkpoint: Path, dtype: torch.dtype = torch.float32, device: str | None = None
@@ -50,13 +49,12 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
-        # 5.23's talker reads the audio encoder's window from its own config if a prompt has both
-        # images and audio. Its config has none, so it would fail there without this.
+        # 5.23's talker fails here for a prompt with images and audio: its config has none.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
     def thinker_model(self) -> Any:
-        """Return the module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
+        """Module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
         inner = self.model.thinker.model
         return getattr(inner, "language_model", inner)
 
@@ -89,7 +87,7 @@ class Reference:
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode in one full forward. codes: int64 [frames, groups]. Returns float32 [samples]."""
+        """Decode codes, int64 [frames, groups], in one full forward to float32 [samples]."""
         return self.model.code2wav(codes.t()[None])[0, 0].float()
 
 
@@ -121,7 +119,7 @@ def _recorded(model: Any) -> Iterator[_Record]:
 
 
 def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
-    """Return the prompt's media in the reference's form: clips padded, with a mask."""
+    """Return the prompt's media in the reference's form."""
     inputs = {}
     if prompt.audio_mel:
         frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
@@ -139,7 +137,7 @@ def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
 
 
 def _make_predictor_greedy(predictor: Any) -> None:
-    """Make the code predictor greedy: 4.57 samples it even where talker_do_sample is False."""
+    """4.57 samples the code predictor even if talker_do_sample is False."""
     original = predictor.generate
 
     def generate(**kwargs: Any) -> Any:
@@ -152,9 +150,8 @@ def _make_predictor_greedy(predictor: Any) -> None:
 def _keep_audio_windows_apart(thinker: Any) -> None:
     """Encode each 8 s window on its own.
 
-    Without flash attention 4.57's encoder attends across windows and across clips; the model was
-    trained with windows, which 5.x always uses. Results differ from 5.x for windows of under 1 s
-    beside longer ones, which are padded to the longest chunk: use 5.x for those.
+    Without flash attention 4.57's encoder attends across windows and clips; the model was trained
+    with windows, which 5.x always uses. Results differ for windows of under 1 s beside longer ones.
     """
     window = thinker.config.audio_config.n_window_infer
 

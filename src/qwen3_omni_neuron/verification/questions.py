@@ -1,4 +1,4 @@
-"""Questions for the reference and for the model that is compared with it: text, sound, an image."""
+"""Questions for the reference and the model: text, sound, an image."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,7 @@ DESCRIBE = "What is in the picture?"
 class Question:
     """A user's message.
 
-    sound: float32 [samples] in [-1, 1] at SOUND_RATE, or None. picture: uint8 [height, width, 3],
-    or None.
+    sound: float32 [samples] in [-1, 1] at SOUND_RATE. picture: uint8 [height, width, 3].
     """
 
     text: str = ""
@@ -35,7 +34,7 @@ class Question:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation that asks it."""
+        """Its conversation."""
         content: list[dict[str, Any]] = []
         if self.sound is not None:
             content.append({"type": "audio", "audio": self.sound, "sampling_rate": SOUND_RATE})
@@ -54,7 +53,7 @@ class Question:
 
 
 def make_questions() -> list[Question]:
-    """Make twelve questions. The checkpoint that ships with the package speaks the spoken ones."""
+    """Make twelve questions."""
     picture = draw_picture()
     first, second = (speak(text, seed) for seed, text in enumerate(SPOKEN))
     return [

@@ -45,7 +45,7 @@ TOP_K = 50
 
 @dataclass(frozen=True)
 class About:
-    """Origin of a reference. dtype: the dtype of its arithmetic. config: see `config_digest`."""
+    """Origin of a reference. config: see `config_digest`."""
 
     config: str
     transformers: str
@@ -58,8 +58,8 @@ class About:
 class ReferenceAnswer:
     """Results for one question.
 
-    arrays: those that don't depend on a dtype, and those of the weights as stored. rounded: arrays
-    of the encoders and decoders with the weights of a dtype, by its name.
+    arrays: of the weights as stored. rounded: arrays of the encoders and decoders by the dtype of
+    their weights.
     """
 
     question: Question
@@ -68,7 +68,7 @@ class ReferenceAnswer:
 
 
 def spread(count: int) -> NDArray[np.int64]:
-    """Return the indices of the channels that are kept of `count`: CHANNELS, or all."""
+    """Return the indices of the channels that are kept of `count`."""
     return np.linspace(0, count - 1, min(count, CHANNELS)).astype(np.int64)
 
 
@@ -82,10 +82,7 @@ def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int
 
 
 def config_digest(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256 of a checkpoint's config.json without its quantisation settings.
-
-    With adapters it is of their digest, too.
-    """
+    """Return a sha256 of a checkpoint's config.json, without its quantisation, and of adapters."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("quantization_config", "transformers_version", "_name_or_path"):
         config.pop(name, None)
@@ -114,7 +111,7 @@ def save_reference(path: Path, about: About, answers: Sequence[ReferenceAnswer])
 def read_reference(
     path: Path, folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath] = ()
 ) -> tuple[About, list[ReferenceAnswer]]:
-    """Read a reference. Raises ArtifactError where it is none, or one of another config."""
+    """Read a reference. Raises ArtifactError if it is none, or one of another config."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -139,7 +136,6 @@ def read_reference(
 
 
 def _answer(arrays: Arrays, number: int, text: str) -> ReferenceAnswer:
-    """Return the answer to a question; its sound and picture are among its arrays."""
     parts: dict[str, Arrays] = {name: {} for name in ("", *ROUNDED)}
     for name, array in arrays.items():
         question, *dtype, kind = name.split("/")

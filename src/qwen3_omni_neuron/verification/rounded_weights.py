@@ -1,7 +1,7 @@
 """The reference with the weights of the CPU's dtypes.
 
-In `mixed` matrices, convolutions and tables are in bfloat16, as in a released checkpoint. In int8
-and int4 they are, and then some are rounded further.
+In `mixed` matrices, convolutions and tables are in bfloat16. In int8 and int4 some are rounded
+further.
 """
 
 import re
@@ -14,8 +14,8 @@ from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
 
 ROUNDED = ("mixed", "int8", "int4")
-# By the parameters' names in transformers 4.57 and 5, or in a checkpoint. The rows of a matrix, and
-# the groups of a row, are rounded alone: which rows form one matrix doesn't matter.
+# By names in transformers 4.57 and 5, or in a checkpoint. Rows are rounded alone: which rows form
+# one matrix doesn't matter.
 _LAYER = (
     r"model\.(?:language_model\.)?layers\.\d+\."
     r"(?:self_attn|mlp|mlp\.experts(?:\.\d+)?|mlp\.shared_expert)\.\w+_proj(?:\.weight)?"
@@ -33,7 +33,7 @@ _EXACT = re.compile(r"talker\.code_predictor\.model\.layers\.\d+\.mlp\.down_proj
 
 
 def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
-    """Return a weight in float32 with the rounding of a dtype. name: the parameter's name."""
+    """Return a parameter in float32 with the rounding of a dtype."""
     weight = weight.bfloat16().float() if weight.ndim > 1 else weight.float()
     if dtype == "mixed" or not _is_rounded(name, weight):
         return weight
@@ -50,10 +50,7 @@ def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: str) -> None:
-    """Round the weights of a model of transformers, in place and on its device, as a dtype does.
-
-    A stack of experts is rounded one matrix at a time, which bounds the memory.
-    """
+    """Round the weights of a model of transformers, in place, one matrix of a stack at a time."""
     for name, parameter in model.named_parameters():
         is_stack = parameter.ndim > 2 and not _ENCODERS.fullmatch(name)
         for matrix in parameter if is_stack else (parameter,):

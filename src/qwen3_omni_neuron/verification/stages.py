@@ -1,7 +1,4 @@
-"""Results of each stage of a loaded model over a reference's inputs.
-
-The engines are called past the runtime, in slot 0: nobody else may use the model meanwhile.
-"""
+"""Results of each stage of a loaded model over a reference's inputs, in slot 0 of its engines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +23,7 @@ from qwen3_omni_neuron.verification.reference import (
 
 
 class EngineStages:
-    """The stages of a loaded model. engines: as its load built them, in this process."""
+    """The stages of a loaded model, in this process, that has no other work."""
 
     def __init__(self, engines: Engines, config: OmniConfig):
         assert engines.talker is not None and engines.vocoder is not None
@@ -36,7 +33,7 @@ class EngineStages:
 
     @torch.inference_mode()
     def run(self, prompt: Prompt, answer: ReferenceAnswer) -> Arrays:
-        """Compute every stage over the answer's inputs. prompt: the question's, as made here."""
+        """Compute every stage over the answer's inputs. prompt: the question's."""
         return {
             "prompt": prompt.token_ids.numpy(),
             **self._encoders(prompt),
@@ -85,10 +82,7 @@ class EngineStages:
         return {"text_projection": thinned(text), "hidden_projection": thinned(hidden)}
 
     def _frames(self, prompt: Prompt, given: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Run the talker and the code predictor over the reference's frames.
-
-        Each frame starts from the reference's hidden state and feedback.
-        """
+        """Run talker and code predictor, each frame from the reference's hidden and feedback."""
         talker, codes = self._talker, given["codes"]
         text = text_rows(self._config, given["token_ids"].tolist(), len(codes))
         hidden, feedback = (torch.from_numpy(given[name]) for name in ("hidden", "feedback"))
@@ -116,7 +110,7 @@ class EngineStages:
         }
 
     def _sound(self, codes: Tensor) -> NDArray[np.float32]:
-        """Decode in chunks of one of the vocoder's sizes, so that its state is carried on."""
+        """Decode in several chunks, so that the vocoder's state is carried on."""
         half = max(1, len(codes) // 2)
         sizes = self._vocoder.chunk_frames
         size = max([n for n in sizes if n <= half] or [min(sizes)])
@@ -126,17 +120,17 @@ class EngineStages:
 
 
 def thinned_logits(name: str, logits: Tensor) -> Arrays:
-    """Return the channels that are kept of logits, and the likeliest tokens."""
+    """Return some channels of logits, and the likeliest tokens."""
     top = logits.argmax(-1).cpu().numpy()
     return {f"{name}_logits": thinned(logits), f"{name}_top": top}
 
 
 def thinned(x: Tensor) -> NDArray[np.float32]:
-    """Return the channels that are kept of rows [..., channels]."""
+    """Return some channels of rows [..., channels]."""
     return as_array(x[..., torch.from_numpy(spread(x.shape[-1])).to(x.device)])
 
 
 def as_array(x: Tensor) -> NDArray[np.float32]:
-    """Return a tensor as an array on the CPU."""
+    """Return a tensor as an array."""
     array: NDArray[np.float32] = x.float().cpu().numpy()
     return array

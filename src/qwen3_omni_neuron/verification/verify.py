@@ -34,8 +34,8 @@ from qwen3_omni_neuron.verification.stages import EngineStages
 class Verdict:
     """Result of a verification.
 
-    about, differences: the reference, and each stage's difference from it; None and empty without
-    one. seen: numbers that the engines returned. spoken: the answers in speech.
+    about, differences: the reference, and each stage's difference from it. seen: numbers that the
+    engines returned. spoken: the answers in speech.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """True if no stage differs by more than rounding, and no number is NaN or infinite."""
+        """True if rounding explains each stage, and no number is NaN or infinite."""
         return not self.seen.broken and all(one.holds for one in self.differences)
 
 
@@ -61,8 +61,8 @@ def verify(
     """Load a model and verify it.
 
     against: a file that write_reference wrote. load: arguments of Qwen3Omni.load; its placement is
-    "shared". most_spoken: number of questions that are answered in speech; None: all.
-    Raises the errors of Qwen3Omni.load and of read_reference.
+    "shared". most_spoken: number of questions that are answered in speech. Raises the errors of
+    Qwen3Omni.load and of read_reference.
     """
     folder, load = resolve_checkpoint(model), dict(load or {})
     if load.pop("placement", "shared") != "shared":
@@ -102,7 +102,7 @@ def compare(
 ) -> list[Difference]:
     """Compare all stages of a loaded model, which has no other work, with a reference.
 
-    engines: the model's engines, in this process. plan: the plan that it was loaded with.
+    engines: the model's, in this process. plan: the plan that it was loaded with.
     """
     config, pairs = read_config(plan.model), []
     stages = EngineStages(engines, config)
@@ -121,7 +121,7 @@ def _fits(token_ids: Any, answer: ReferenceAnswer) -> bool:
 
 
 def _expected(plan: CompilePlan, answer: ReferenceAnswer) -> Arrays:
-    """Return the reference's results for the weights that the CPU's engines compute with."""
+    """Return the reference's results for the weights of the CPU's engines."""
     if not _is_rounded(plan, answer):
         return answer.arrays
     rounded = answer.rounded[plan.dtype]
@@ -133,13 +133,13 @@ def _expected(plan: CompilePlan, answer: ReferenceAnswer) -> Arrays:
 
 
 def _is_rounded(plan: CompilePlan, answer: ReferenceAnswer) -> bool:
-    """Return whether the reference has computed with the weights of this plan, too."""
+    """The reference has computed with this plan's weights, too."""
     is_quantised = read_settings(plan.model) is not None
     return plan.target == "cpu" and plan.dtype in answer.rounded and not is_quantised
 
 
 def _numbers(plan: CompilePlan, about: About, answer: ReferenceAnswer) -> NumberTypes:
-    """Return the coarsest numbers that the plan's engines or the reference compute in."""
+    """Return the coarsest numbers of the plan's engines or the reference."""
     wide = "float32" if about.dtype != "bfloat16" else "bfloat16"
     activations, predictor = (
         "bfloat16" if "bfloat16" in (wide, own) else "float32"

@@ -1,4 +1,4 @@
-"""Writes a reference: transformers' answers, and the results of its stages, on the CPU or a GPU."""
+"""Writes a reference: transformers' answers, and the results of its stages."""
 
 import gc
 import json
@@ -39,9 +39,9 @@ from qwen3_omni_neuron.verification.reference import (
 from qwen3_omni_neuron.verification.rounded_weights import ROUNDED, round_weights
 
 TOKENS, FRAMES = 16, 24
-# transformers reads all tensors of all files, in the order of their names, and the last one counts.
+# transformers reads all files in the order of their names, and the last tensor counts.
 MERGED_FILE = "with-adapters.safetensors"
-# It reads a file of this name alone, without the index.
+# Of this name it reads the file alone, without the index.
 _SHARD = {SINGLE_FILE: "model-00001-of-00001.safetensors"}
 
 
@@ -59,10 +59,10 @@ def write_reference(
     """Ask transformers, and write its answers and its stages' results to a file.
 
     Encoders and decoders compute once more with the weights of int8 and of int4, unless the
-    checkpoint is quantised; with adapters also with those of `mixed`, which rounds what is merged.
-    dtype: "float32" or "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an
-    answer. adapters: merged into the weights. progress: called with a line of text for each step.
-    Raises CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
+    checkpoint is quantised; with adapters also with those of `mixed`. dtype: "float32" or
+    "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an answer. progress:
+    called with a line for each step. Raises CheckpointError, OutputError, and the errors of
+    `computing_on` and of transformers.
     """
     folder = resolve_checkpoint(model)
     config = read_config(folder)
@@ -84,7 +84,7 @@ def write_reference(
             arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
             given.append(one)
             answers.append(ReferenceAnswer(question, arrays, {}))
-        # Without adapters the weights of "mixed" are those that a released checkpoint has stored.
+        # Without adapters "mixed" is what a released checkpoint has stored.
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
             del stages
@@ -104,11 +104,10 @@ def write_reference(
 
 @contextmanager
 def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator[Path]:
-    """Write a checkpoint with adapters merged, for transformers; without any it is the folder.
+    """Write a checkpoint with adapters merged, for transformers, until the block ends.
 
-    Its files are links to the folder's, and MERGED_FILE has the weights that adapters change, in
-    float32. It is deleted at the end of the `with` block. Raises CheckpointError, also for a
-    quantised checkpoint, whose form transformers would expect of them.
+    Its files are links to the folder's, and MERGED_FILE has the changed weights in float32. Raises
+    CheckpointError, also for a quantised checkpoint.
     """
     if not adapters:
         yield folder
@@ -143,10 +142,8 @@ def computing_on(device: str) -> Iterator[None]:
     """Check that transformers can compute on a device, and let it multiply float32 in float32.
 
     By default a GPU's convolutions round their inputs to TF32: a row of code2wav then differs by
-    3.7e-4, and verify allows 2.4e-5 in float32. The settings are the process's, and are put back.
-    device: "cpu", "cuda" or "cuda:N".
-    Raises OptionError where torch has no such device, and where the block runs out of its memory;
-    NotInstalledError.
+    3.7e-4, and verify allows 2.4e-5 in float32. Raises OptionError if torch has no such device or
+    its memory is too small; NotInstalledError.
     """
     if device == "cpu":
         yield
