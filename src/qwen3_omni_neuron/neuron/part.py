@@ -1,4 +1,4 @@
-"""A part of the model that is compiled from model/: its description and its loaded graphs."""
+"""A part of the model that is compiled from model/."""
 
 import logging
 import time
@@ -36,9 +36,8 @@ class PartSpec:
     """Description of one part to be compiled or loaded.
 
     graphs: of one core; those with a state share it, or its first tensors. dtype: type of the
-    weights, except int8 experts and scales. make: returns a new plain module, its parameters on the
-    meta device. weights: the stored tensors of every parameter; int8 parameters also give their
-    scales.
+    weights, except int8 experts and scales. make: returns a new plain module on the meta device.
+    weights: the stored tensors of every parameter; int8 parameters also give their scales.
     """
 
     name: str
@@ -60,7 +59,7 @@ class PartSpec:
 
     @property
     def state(self) -> tuple[TensorSpec, ...]:
-        """The state tensors on each core; () where no graph keeps a state."""
+        """The state tensors on each core."""
         return max((graph.state for graph in self.graphs), key=len)
 
 
@@ -102,7 +101,7 @@ Inputs and outputs have the types that they have on the device; an input that is
 
 
 class LoadedPart:
-    """The graphs of one part on its cores, with its weights and its state, zeros at first.
+    """The graphs of one part on its cores, with its weights and its state.
 
     run: calls a graph; dropped at `close`.
     """
@@ -116,7 +115,7 @@ class LoadedPart:
     def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Run one graph and renew the state. Returns Graph.outputs, on the host.
 
-        inputs: as Graph.inputs; None: zeros, where optional. Raises ClosedError after close.
+        inputs: as Graph.inputs; None: zeros, where optional. Raises ClosedError.
         """
         if self._run is None:
             raise ClosedError(f"{self.name} was closed. Load it again.")
@@ -149,7 +148,7 @@ class LoadedPart:
 
 
 def log_warm_up(name: str, graphs: int, started: float) -> None:
-    """Log that every graph of a part was called once, since `started` (time.monotonic)."""
+    """Log the warm-up of a part since `started` (time.monotonic)."""
     seconds = time.monotonic() - started
     logger.info("%s: called each of %d graphs once, in %.1f s", name, graphs, seconds)
 
@@ -166,5 +165,5 @@ def device_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_device_type(x: Tensor) -> Tensor:
-    """Convert a tensor to the type that it has on the device."""
+    """Convert a tensor to its type on the device."""
     return x.to(device_type(x.dtype))

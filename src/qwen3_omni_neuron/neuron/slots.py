@@ -21,8 +21,8 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
-    A step writes recent rows. They are flushed into the segments of the cache when a slot has no
-    room for one more, and before rows of a prompt follow them (see model.kv_cache.Segments).
+    A step writes recent rows, which are flushed into the segments of the cache when they are full,
+    and before rows of a prompt follow (see model.kv_cache.Segments).
     """
 
     chunked_prefill = True
@@ -49,9 +49,9 @@ class GraphSlots(SlotLengths):
         start: int = 0,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append rows after the first `start` rows of a slot; see DecoderSlots.prefill.
+        """Append rows after the first `start` rows of a slot.
 
-        deepstack: [layers, S, hidden], what the thinker's first layers add. Raises BucketError.
+        deepstack: [layers, S, hidden], for the thinker's first layers. Raises BucketError.
         """
         if start + len(rows) > self.context_length:
             raise BucketError(
@@ -91,10 +91,7 @@ class GraphSlots(SlotLengths):
         return logits, torch.cat(seen)
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see DecoderSlots.copy.
-
-        The graph copies the slot's whole window. The target needs a prefill before its next step.
-        """
+        """Copy the slot's whole window. The target needs a prefill before its next step."""
         length = self._lengths[source]
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         if source != target:
@@ -105,7 +102,7 @@ class GraphSlots(SlotLengths):
         self._lengths[target] = rows
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row to each slot of the talker; see DecoderSlots.step."""
+        """Append one row to each slot of the talker."""
         logits, hidden = self._step(slots, rows.to(self._dtype))
         return logits, hidden
 
@@ -146,10 +143,7 @@ class GraphSlots(SlotLengths):
         return self._lengths[slot] - self._held[slot]
 
     def _flush(self, slots: Sequence[int], target: int | None = None) -> None:
-        """Move recent rows into the segments: those of some slots, and others that fit.
-
-        target: slot that becomes a copy of the first of `slots`; None: none.
-        """
+        """Move recent rows into the segments. target: becomes a copy of the first of `slots`."""
         longest = max(self._lengths[slot] for slot in slots)
         window = bucket_of(longest, self._windows, "positions of a slot")
         fit = [length <= window for length in self._lengths]
@@ -171,7 +165,7 @@ class GraphSlots(SlotLengths):
 class GraphThinkerSlots(GraphSlots):
     """The thinker's slots (see engines.protocols.ThinkerSlots) over its loaded part.
 
-    embedding: the token embedding [vocab, hidden], on the host: a prompt's rows are looked up here.
+    embedding: the token embedding [vocab, hidden], on the host.
     """
 
     def __init__(self, part: LoadedPart, embedding: Tensor):
@@ -188,7 +182,7 @@ class GraphThinkerSlots(GraphSlots):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to the first `start` rows of a slot; see ThinkerSlots.prefill_tokens."""
+        """Append tokens to the first `start` rows of a slot."""
         rows = self._embedding.index_select(0, torch.from_numpy(token_ids))
         added = None
         if media is not None:

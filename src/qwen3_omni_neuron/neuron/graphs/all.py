@@ -39,7 +39,7 @@ PARTS = (
 
 
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
-    """Yield every graph of a plan at every bucket, as one of its part's cores runs it.
+    """Yield every graph of a plan at every bucket, as one core runs it.
 
     Inputs and outputs are not sharded; a KV cache has one core's heads.
     """
@@ -73,10 +73,7 @@ def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:
 def static_models(
     config: OmniConfig, dtype: torch.dtype = torch.bfloat16, int8: bool = False
 ) -> Models:
-    """Lay out the modules that graphs are traced from, on the meta device.
-
-    Their experts are computed in static shapes. int8: see static_config.
-    """
+    """Lay out the modules that graphs are traced from, on the meta device, in static shapes."""
     models, _ = lay_out(static_config(config, int8))
     for name in PARTS:
         module = getattr(models, name)
@@ -89,7 +86,7 @@ def static_models(
 def static_config(config: OmniConfig, int8: bool = False) -> OmniConfig:
     """Return the config whose experts are computed in static shapes; see model.moe.
 
-    int8: whether the thinker's experts are int8.
+    int8: of the thinker's experts.
     """
     thinker = replace(config.thinker, text=_static(config.thinker.text, int8))
     if config.talker is None:
@@ -125,7 +122,7 @@ def _prefill_sizes(plan: CompilePlan, windows: Sequence[int]) -> Iterator[tuple[
 
 
 def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:
-    """Return records of one model's graphs at every bucket. model: of compilation.plan.MODELS."""
+    """Return records of one model's graphs. model: of compilation.plan.MODELS."""
     return tuple(
         GraphRecord(
             graph.name,

@@ -19,7 +19,7 @@ def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
     20 with a KV head each at TP 8 become 24. Where ranks share a KV head, its query heads are
     spread over them: 4 and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
-    Raises OptionError where KV heads and ranks don't divide.
+    Raises OptionError if KV heads and ranks don't divide.
     """
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
@@ -34,10 +34,7 @@ def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
 
 def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
-    """Return the KV heads of each rank: those that its query heads read.
-
-    Raises as `query_heads`.
-    """
+    """Return the KV heads that each rank's query heads read."""
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
     sharing = _sharing(kv_heads, tp)
@@ -72,10 +69,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis along which a tensor is cut, and each rank's spans of that axis, in rank order.
+    """An axis along which a tensor is cut, and each rank's spans of it.
 
-    transposed: whether a rank's tensor has its last two axes exchanged, as matrices are in a graph.
-    The axis is the plain tensor's.
+    transposed: whether a rank's tensor has its last two axes exchanged. The axis is the plain
+    tensor's.
     """
 
     axis: int
@@ -98,7 +95,7 @@ def rank_width(width: int, tp: int) -> int:
 
 
 def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
-    """Cut each block along an axis into equal parts, padded at their ends; gate and up are two."""
+    """Cut each block along an axis into equal parts, padded at their ends."""
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:
@@ -128,7 +125,7 @@ def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
 
 
 def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
-    """Return a rank's part of a tensor, contiguous; the tensor itself without a cut."""
+    """Return a rank's part of a tensor, contiguous."""
     if cut is None:
         return tensor
     shape = list(tensor.shape)

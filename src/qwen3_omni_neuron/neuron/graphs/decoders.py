@@ -24,7 +24,7 @@ by its window, once in as many steps (see model.kv_cache.Segments).
 
 
 def recent_rows(plan: CompilePlan) -> int:
-    """Return the number of recent rows of a slot: an eighth of the shortest window, or 64."""
+    """Return the recent rows of a slot: an eighth of the shortest window, or 64."""
     return max(1, min(MOST_RECENT_ROWS, plan.decode_buckets[0] // 8))
 
 
@@ -41,7 +41,7 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
     """Describe the prefill of up to `rows` rows of a prompt in one slot.
 
     They follow its first `length` positions, and attend to `window` positions (see
-    model.kv_cache.PromptState). The thinker's also takes what deepstack adds to each row.
+    model.kv_cache.PromptState).
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -71,9 +71,9 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
 
 
 def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
-    """Choose the window and the rows of the prefill graph for the next `rows` of a prompt.
+    """Choose window and rows of the prefill graph for the next `rows` of a prompt after `start`.
 
-    sizes: windows and rows of all graphs, ascending. start: rows before them.
+    sizes: of all graphs, ascending.
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]
@@ -109,8 +109,8 @@ def decode_graph(
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
-    A row whose count is -1 is idle. Where the rows are all slots, each is in the place of its slot,
-    and none is named. See model.kv_cache.StepState.
+    A row whose count is -1 is idle. Where the rows are all slots, none is named. See
+    model.kv_cache.StepState.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)

@@ -18,8 +18,7 @@ class TensorSpec:
     """A tensor of a graph.
 
     below: upper bound, exclusive, of an example's values; 0: none. idle: fill value of an input
-    whose call must not change any state. is_optional: whether an input may be left out, which means
-    zeros.
+    whose call must not change any state. is_optional: an input may be left out, which means zeros.
     """
 
     name: str
@@ -35,7 +34,7 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
-        """Make an example: integers and, with `below`, floats from [0, below); else normal floats.
+        """Make an example from [0, below), else normal floats.
 
         Of bools the first of each row is True.
         """
@@ -63,7 +62,7 @@ class Graph:
 
     name: the kind, "thinker_decode". bucket: its sizes by name. part: attribute of
     checkpoint.modules.Models that it calls. state: passed in after the inputs, returned after the
-    outputs; one that the graph only reads is returned as it is.
+    outputs.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Graph:
 
     @property
     def label(self) -> str:
-        """Name and bucket, such as "thinker_decode[slots=1,window=4096]"; without one, the name."""
+        """Name and bucket, such as "thinker_decode[slots=1,window=4096]"."""
         sizes = ",".join(f"{name}={size}" for name, size in self.bucket.items())
         return f"{self.name}[{sizes}]" if sizes else self.name
 
@@ -90,11 +89,11 @@ class Graph:
         return sum(spec.nbytes for spec in self.state)
 
     def module(self, owner: nn.Module) -> "GraphModule":
-        """Return the graph over its part, `owner`, as a module whose inputs are tensors only."""
+        """Return the graph over its part, `owner`, as a module."""
         return GraphModule(owner, self)
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Make the inputs and the state of one call, in this order. device: "cpu" or "meta"."""
+        """Make the inputs and the state of one call. device: "cpu" or "meta"."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(spec.example(generator, device) for spec in (*self.inputs, *self.state))
 

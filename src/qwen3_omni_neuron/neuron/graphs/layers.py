@@ -1,7 +1,7 @@
 """Layers that are cut over several ranks, and the group of ranks that they sum over.
 
-Matrices are [in, out]. A column-parallel matrix gives each rank some of its outputs; a row-parallel
-one takes them as inputs and sums over the ranks, so that the pair needs one collective.
+Matrices are [in, out]. A column-parallel matrix gives each rank some outputs, which a row-parallel
+one takes as inputs and sums over the ranks: one collective for both.
 """
 
 from typing import Protocol
@@ -21,7 +21,7 @@ class Group(Protocol):
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return every rank's x, one after the other along the last axis."""
+        """Return every rank's x, concatenated along the last axis."""
         ...
 
 
@@ -38,12 +38,12 @@ class Alone:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x [..., in] times a matrix [in, out], [..., out], in the type of x."""
+    """Return x [..., in] times a matrix [in, out] in the type of x."""
     return x @ weight.to(x.dtype)
 
 
 class ColumnParallel(nn.Module):
-    """Matrix with some of the outputs at each rank, or all of them.
+    """Matrix with some of the outputs at each rank.
 
     group: gathers the outputs; None: each rank keeps its own. whole: number of gathered outputs.
     """
@@ -55,7 +55,7 @@ class ColumnParallel(nn.Module):
         self._group, self._whole = group, whole
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply. x: [..., in]. Returns [..., out] of this rank, or [..., whole]."""
+        """Multiply x [..., in] to [..., out], or [..., whole]."""
         y = product(x, self.weight)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)
@@ -63,7 +63,7 @@ class ColumnParallel(nn.Module):
 
 
 class RowParallel(nn.Module):
-    """Matrix with some of the inputs at each rank, summed over ranks. The bias is added once."""
+    """Matrix with some of the inputs at each rank. The bias is added once."""
 
     def __init__(self, into: int, out: int, bias: bool, group: Group):
         super().__init__()
@@ -72,7 +72,7 @@ class RowParallel(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply and sum. x: [..., in] of this rank. Returns [..., out]."""
+        """Multiply x [..., in] and sum to [..., out]."""
         y = self._group.sum(product(x, self.weight))
         return y if self.bias is None else y + self.bias
 
@@ -80,7 +80,7 @@ class RowParallel(nn.Module):
 class ParallelMoe(MoeFeedForward):
     """Mixture of experts with some columns of every expert at each rank, [experts, in, out].
 
-    The router is whole. Routed and shared experts are summed in one collective.
+    Routed and shared experts are summed in one collective.
     """
 
     def __init__(self, hidden_size: int, c: MoeConfig, group: Group):

@@ -1,4 +1,4 @@
-"""The memory that a plan takes on a core, and whether an instance has it; without weights."""
+"""The memory that a plan takes on a core, and whether an instance has it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ _ON_TOP = "NEFFs and scratch come on top."
 
 @dataclass(frozen=True)
 class PartSize:
-    """Size of a part: whole, and the bytes on each of its cores, by the plan's degrees."""
+    """Size of a part: whole, and on each of its cores, by degree."""
 
     name: str
     parameters: int
@@ -45,7 +45,7 @@ class PartSize:
 class CoreMemory:
     """Memory that a plan takes on the fullest core, a stage's first one, by degrees.
 
-    state_bytes: size of the KV caches and of the vocoder's state for all slots.
+    state_bytes: KV caches and the vocoder's state for all slots.
     """
 
     plan: CompilePlan
@@ -63,7 +63,7 @@ class CoreMemory:
         return sum(part.nbytes for part in self.parts)
 
     def stage_bytes(self, tp: Degrees) -> dict[str, int]:
-        """Return the bytes of weights and state on the first core of a stage, by stage.
+        """Return the bytes of weights and state on the first core of a stage.
 
         Placement "split" gives the stages different cores, "shared" the same ones.
         """
@@ -79,9 +79,9 @@ class CoreMemory:
 
 
 def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees]) -> CoreMemory:
-    """Count the weights and the state of a plan on the fullest core, for each of some degrees.
+    """Count a plan's weights and state on the fullest core, for each degree instead of its tp.
 
-    The plan's tp is not read. Raises OptionError where a degree and the KV heads don't divide.
+    Raises OptionError if a degree and the KV heads don't divide.
     """
     shards: dict[Degrees, dict[str, int]] = {}
     state: dict[Degrees, dict[str, int]] = {}
@@ -104,10 +104,9 @@ def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees
 def instances_of(
     plan: CompilePlan, instance: str | None, defaults: Mapping[str, Degrees] | None = None
 ) -> dict[str, Degrees]:
-    """Return the instances to judge a plan on, with the degrees of each.
+    """Return the instances to judge a plan on, with their degrees.
 
-    instance: None for the smallest with enough cores. defaults: if given, each of INSTANCES has its
-    own.
+    instance: None for the smallest with enough cores. defaults: each of INSTANCES has its own.
     """
     if defaults is not None:
         return {name: defaults[name] for name in INSTANCES}
@@ -116,10 +115,7 @@ def instances_of(
 
 
 def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
-    """Return the placement in which a plan fits an instance, and a sentence about it.
-
-    "split", or "shared" where only that fits, or None, with what to change.
-    """
+    """Return "split", "shared" if only that fits, or None, and a sentence with what to change."""
     plan, stages = memory.plan, memory.stage_bytes(tp)
     stages = {stage: nbytes for stage, nbytes in stages.items() if nbytes}
     available, core = _cores(instance, plan.lnc), cores.core_bytes(plan.lnc)
@@ -191,7 +187,7 @@ def plan_lines(
 
 
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table whose first column is text and whose others are not."""
+    """Yield the lines of a Markdown table whose first column is text."""
     yield f"| {' | '.join(head)} |"
     yield f"| --- |{' ---: |' * (len(head) - 1)}"
     for row in rows:

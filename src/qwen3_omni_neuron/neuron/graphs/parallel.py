@@ -44,9 +44,8 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module on the meta device.
 
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole. Every matrix
-    of a product becomes [in, out], also where tp is 1. Returns the cuts of the parameters that
-    change, for `neuron.graphs.cut.shard`. Raises OptionError where the KV heads and `tp` don't
-    divide.
+    becomes [in, out], also at tp 1. Returns the cuts of the parameters that change. Raises
+    OptionError if the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
     experts: list[str] = []  # prefixes of the experts that were replaced already

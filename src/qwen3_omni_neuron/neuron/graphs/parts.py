@@ -88,8 +88,7 @@ def predictor_graph(
 ) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: the largest of a stream; 1 is greedy. weights, arithmetic: their types; None: the
-    weights'.
+    top_k: the largest of a stream. weights, arithmetic: their types.
     """
     width = c.predictor.hidden_size
     return Graph(
@@ -116,8 +115,8 @@ def code2wav_graph(
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    Each row names its stream's slot; a padding row names none, and changes none. position: frames
-    before the chunk; at 0 the slot is not read, and the first latency_samples have no meaning.
+    A padding row names no slot, and changes none. position: frames before the chunk; at 0 the slot
+    is not read, and the first latency_samples have no meaning.
     """
     shapes = vocoder_state(c, kv_heads)
     values = sum(map(math.prod, shapes))
@@ -137,7 +136,7 @@ def code2wav_graph(
 
 
 def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
-    """Return the shapes of one stream's state but the position, which are one tensor in a graph."""
+    """Return the shapes of one stream's state but the position, one tensor in a graph."""
     reach = kv_heads, c.sliding_window - 1, c.head_dim
     shapes: list[tuple[int, ...]] = [reach] * (2 * c.layers)
     shapes += [(c.hidden_size, 6)] * (len(c.upsampling_ratios) + 1)  # their convolutions, conv_in
@@ -177,7 +176,7 @@ def _decode(
 def transposed_by_products(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
     """Compute a transposed convolution by one product; see model.code2wav.Transposed.
 
-    A compiler would multiply the zeros between the inputs, too. The kernel is one stride or two.
+    A compiler would multiply the zeros between the inputs. The kernel is one stride or two.
     """
     # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
     products = (weight.flatten(1).t() @ x).unflatten(1, (weight.shape[1], -1, stride))
@@ -207,9 +206,8 @@ EVEN = 16  # head_dim of the kernel is padded to a multiple of it
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attend to the keys that a mask shows, with a softmax in float32; see model.layers.Attend.
 
-    TorchNeuron's kernel takes attention without a mask, if its shapes suit it. Any other is
-    computed by products, in blocks of queries: the scores of two heads of 16,384 patches are 1 GB a
-    layer.
+    Without a mask, TorchNeuron's kernel takes it if its shapes suit. Else blocks of queries: the
+    scores of two heads of 16,384 patches are 1 GB a layer.
     """
     scale = q.shape[3] ** -0.5
     widened = _hiding(q, k, v, mask)
@@ -235,7 +233,7 @@ def suits_kernel(q: Tensor) -> bool:
 def _hiding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Widen heads by a column that replaces the mask: 1 in q, and in k 0 or HIDDEN.
 
-    A seen key gets the score q k + 1 * 0, exactly. The kernel wants v as wide as k.
+    A seen key's score stays exact. The kernel wants v as wide as k.
     """
     columns = EVEN - q.shape[3] % EVEN  # 72 -> 80, 64 -> 80
     hidden = torch.where(mask, 0.0, HIDDEN).to(k.dtype).transpose(2, 3)  # [frames or 1, 1, rows, 1]

@@ -34,11 +34,11 @@ class Place:
 class Weights:
     """The parameters and constants of a part's module, joined in few tensors on the device.
 
-    Those of one shape and type are rows of one tensor, small ones follow each other in a flat one.
+    Those of one shape and type are rows of one tensor, small ones share a flat one.
     """
 
     def __init__(self, owner: nn.Module, device: torch.device):
-        """Copy the weights; tensors of `owner` on the meta device are left uninitialized."""
+        """Copy the weights; those on the meta device are left uninitialized."""
         self.tensors: list[Tensor] = []
         self._places: dict[str, Place] = {}
         alike: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
@@ -57,7 +57,7 @@ class Weights:
             self._join_flat(named, device)
 
     def views(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return every weight by its name in the module. tensors: as the attribute."""
+        """Return every weight by its name in the module."""
         return {name: place.view(tensors) for name, place in self._places.items()}
 
     def tensors_of(self, names: Iterable[str]) -> set[int]:
