@@ -1,7 +1,7 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
-A core belongs to one process at a time: with placement "shared" one process has all stages, with
-"split" each stage has one, with as many cores as the largest degree of its parts.
+With placement "shared" one process has all stages, with "split" each stage has one, with as many
+cores as the largest degree of its parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 @dataclass(frozen=True)
 class CorePlan:
-    """The cores of each stage: the first and last logical core of each, inclusive."""
+    """The first and last logical core of each stage, inclusive."""
 
     instance: str
     placement: str
@@ -27,7 +27,7 @@ class CorePlan:
     ranges: Mapping[str, tuple[int, int]]
 
     def environment(self, stage: str) -> dict[str, str]:
-        """Return the variables that a stage's process has to have before it imports anything."""
+        """Return the variables of a stage's process."""
         return {
             "NEURON_RT_VISIBLE_CORES": _format_range(self.ranges[stage]),
             "NEURON_LOGICAL_NC_CONFIG": str(self.lnc),
@@ -41,7 +41,7 @@ def plan_cores(
     lnc: int = 2,
     cores: Mapping[str, str] | None = None,
 ) -> CorePlan:
-    """Plan the cores of every stage, from core 0 on, or take those that `cores` names.
+    """Plan the cores of every stage, from core 0 on, or use those that `cores` names.
 
     needed: see compilation.plan.cores_of_stages. cores: such as "8-15" or "16", for all stages or
     for none. Raises OptionError.
@@ -72,7 +72,7 @@ def core_bytes(lnc: int) -> float:
 
 
 def instance_type(product_name: Path = PRODUCT_NAME) -> str:
-    """Return the instance type of this machine. Raises OptionError for an unknown one."""
+    """Return this machine's instance type. Raises OptionError for an unknown one."""
     try:
         found = product_name.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -36,7 +36,7 @@ class NeuronAudio:
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
     def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
-        """Encode the clips of a prompt in compiled batches of windows; see Audio.encode."""
+        """Encode the clips of a prompt in compiled batches of windows."""
         c, sizes = self._config, list(self._labels)
         tokens = sum(tokens_of_windows(clips, c)[first:stop])
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
@@ -66,7 +66,7 @@ class NeuronVision:
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
     def encode(self, visuals: Iterable[Visual]) -> Tensor:
-        """Encode images and videos frame by frame; see Vision.encode.
+        """Encode images and videos frame by frame.
 
         Raises BucketError for a frame of more patches than any graph takes.
         """
@@ -85,7 +85,7 @@ class NeuronVision:
 
 
 class NeuronProjection:
-    """A projection of the thinker's rows to the talker's, by its part's name."""
+    """A projection of the thinker's rows to the talker's."""
 
     def __init__(self, part: LoadedPart, name: str):
         self._part = part
@@ -95,7 +95,7 @@ class NeuronProjection:
         self._dtype, self._width = first.inputs[0].dtype, first.outputs[0].shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Project rows. x: [rows, thinker hidden] -> [rows, talker hidden]."""
+        """Project [rows, thinker hidden] -> [rows, talker hidden]."""
         rows = torch.empty(len(x), self._width, dtype=self._dtype)
         for batch, size in batches(len(x), list(self._labels)):
             (projected,) = self._part.call(
@@ -106,12 +106,12 @@ class NeuronProjection:
 
 
 def batch_bucket(rows: int, sizes: Sequence[int]) -> int:
-    """Return the smallest of the ascending `sizes` that holds `rows`, or else the largest."""
+    """Return the smallest of the ascending `sizes` that has `rows`, or else the largest."""
     return next((size for size in sizes if size >= rows), sizes[-1])
 
 
 def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield the rows of each call and the size that they are padded to: 9 in (1, 4): 4, 4 and 1."""
+    """Yield the rows of each call and its padded size: 9 in (1, 4): 4, 4 and 1."""
     start = 0
     while start < rows:
         size = batch_bucket(rows - start, sizes)
@@ -130,7 +130,7 @@ def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    Greedy and sampled rows go together. codes: size of the vocabulary of each code.
+    codes: size of the vocabulary of each code.
     """
 
     def __init__(self, part: LoadedPart, codes: int):
@@ -146,10 +146,7 @@ class NeuronPredictor:
         hidden: Tensor,
         feedback: Tensor,
     ) -> Tensor:
-        """Choose the rest of each frame; see Predictor.predict.
-
-        Raises BucketError for a top_k above the compiled one.
-        """
+        """Choose the rest of each frame. Raises BucketError for a top_k above the compiled one."""
         rows = list(slots)
         uniforms, top_p, top_k = sampling_arrays(sampling, self._graph.inputs[2].shape[1])
         limits = torch.tensor([self._limit(k) for k in top_k])
@@ -158,7 +155,7 @@ class NeuronPredictor:
         return codes
 
     def _limit(self, top_k: int) -> int:
-        """Return top_k for the graph: 0, or more than there are codes, means all codes."""
+        """Return top_k for the graph: 0 means all codes."""
         limit = min(top_k or self._codes, self._codes)
         if limit > self._most:
             raise BucketError(
@@ -180,10 +177,7 @@ class NeuronPredictor:
 
 
 class NeuronVocoder:
-    """The vocoder (see engines.protocols.Vocoder) over neuron.graphs.parts.code2wav_graph.
-
-    Each engine call is one graph call, so one that raises changes no slot's state.
-    """
+    """The vocoder (see engines.protocols.Vocoder) over neuron.graphs.parts.code2wav_graph."""
 
     def __init__(
         self,
@@ -206,7 +200,7 @@ class NeuronVocoder:
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the first chunks of streams; see Vocoder.start.
+        """Decode the first chunks of streams.
 
         Raises BucketError for a chunk of no frames or of too many.
         """
@@ -214,9 +208,9 @@ class NeuronVocoder:
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the next chunks of streams; see Vocoder.step.
+        """Decode the next chunks of streams. Raises as `start`.
 
-        Every slot was started, and its last chunk was not padded. Raises as `start`.
+        Every slot was started, and its last chunk was not padded.
         """
         lost = [slot for slot in slots if slot not in self._positions]
         assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
@@ -262,7 +256,7 @@ def thinker_engine(
     release: Callable[[], None],
     fault: Fault | None = None,
 ) -> ThinkerEngine:
-    """Load the encoders, and make the engine. release, fault: see engines.slots.DecoderEngine."""
+    """Load the encoders, and make the engine."""
     c = spec.config.thinker
     audio = NeuronAudio(part("audio_encoder"), c.audio)
     vision = NeuronVision(part("vision_encoder"), c.vision)
@@ -280,7 +274,7 @@ def talker_engine(
 ) -> TalkerEngine:
     """Make the table of text rows, load the other parts, and make the engine.
 
-    slots: loads the decoder; called when `unload` has released the text projection.
+    slots: loads the decoder, when `unload` has released the text projection.
     """
     config = spec.config
     tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)

@@ -1,4 +1,4 @@
-"""The weights of a part as its ranks have them: each rank's share, and the files that hold it."""
+"""The weights of a part as its ranks have them, and the files."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
@@ -24,10 +24,7 @@ _OWNER = "owner"  # first part of every name in the files: the module in the tra
 
 
 class PartShare:
-    """One rank's share of a part: its module with parallel layers, on the meta device at first.
-
-    owner: the module. Its buffers, which are constants, have the device's types.
-    """
+    """One rank's share of a part: its module with parallel layers, on the meta device at first."""
 
     def __init__(self, spec: PartSpec, group: Group):
         owner = spec.make().eval()
@@ -38,7 +35,7 @@ class PartShare:
 
     @property
     def weights(self) -> Layout:
-        """The shape and type of every tensor in a rank's file: parameters and constants."""
+        """The shape and type of every tensor in a rank's file."""
         tensors = (*self.owner.named_parameters(), *self.owner.named_buffers())
         return {weight_name(name): (tuple(t.shape), t.dtype) for name, t in tensors}
 
@@ -48,12 +45,12 @@ class PartShare:
         return dict(self.owner.named_buffers())
 
     def allocate(self) -> None:
-        """Give the parameters memory, uninitialized: a tracer reads their shapes only."""
+        """Give the parameters memory, uninitialized."""
         parameters = list(self.owner.named_parameters())
         fill(self.owner, ((name, torch.empty_like(t, device="cpu")) for name, t in parameters))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the tensors of a rank's file. weights: every tensor of the property `weights`."""
+        """Take every tensor of a rank's file."""
         owned = {name.removeprefix(f"{_OWNER}."): tensor for name, tensor in weights.items()}
         fill(self.owner, owned.items())
 
@@ -66,7 +63,7 @@ def weight_name(name: str) -> str:
 def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the weights of every rank into a part's folder, one parameter in memory at a time.
 
-    Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape, OSError.
+    Raises CheckpointError if the checkpoint lacks a tensor or has it in another shape, OSError.
     """
     stored = set(checkpoint.names)
     compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
@@ -98,10 +95,7 @@ def _parameters(
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:
-    """Map a rank's weights into memory.
-
-    Raises ArtifactError where the file does not fit `layout`.
-    """
+    """Map a rank's weights into memory. Raises ArtifactError if the file does not fit `layout`."""
     path = folder / rank_file(rank)
     again = f"Delete {folder} and compile again: only it will be."
     try:
@@ -125,5 +119,5 @@ def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor
 
 
 def part_shard_bytes(spec: PartSpec) -> int:
-    """Return the size in bytes of all ranks' files, without headers."""
+    """Return the bytes of all ranks' files."""
     return spec.tp * layout_bytes(PartShare(spec, Alone()).weights)

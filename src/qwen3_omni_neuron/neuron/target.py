@@ -27,9 +27,8 @@ LIMITS = TargetLimits(
     predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
-        # A window of 8 s of speech has 104 rows, with the template around it fewer than 128. A call
-        # with 128 rows takes hardly longer than reading the weights of all experts. From about 200
-        # rows on, products take longer, so that a long prompt gains nothing by larger calls.
+        # A window of 8 s of speech with its template has fewer than 128 rows. A call with 128
+        # hardly takes longer than reading the experts' weights; from about 200 on, products do.
         "prompt_buckets": (128, 512),
         "decode_buckets": (512, 2048),
         "patch_buckets": (1024, 4096, 16384),
@@ -37,17 +36,14 @@ LIMITS = TargetLimits(
         # More rows take several calls. The text projection is called at load alone.
         "projection_rows": (512,),
         "batches": (1,),
-        # From 8 frames on a call takes as long as its arithmetic, so a frame costs the same in 25.
+        # From 8 frames on a call takes as long as its arithmetic.
         "chunk_frames": (1, 2, 4, 8, 25),
     },
 )
 
 
 def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
-    """Return the environment variables that give each stage's process its cores.
-
-    Raises OptionError; see neuron.cores.plan_cores.
-    """
+    """Return the variables that give each stage's process its cores. Raises OptionError."""
     from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 
     instance = request.instance or instance_type()
@@ -57,7 +53,7 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch, TorchNeuron and the compiler, and the compiler's flags."""
+    """Return the versions of torch, TorchNeuron and the compiler, and its flags."""
     return {**decisive_versions(TORCHNEURON_PACKAGES), **COMPILER_FLAGS}
 
 

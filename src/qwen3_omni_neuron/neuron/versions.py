@@ -35,12 +35,12 @@ _SDK_MODULES = (
 
 
 def supported_neuron() -> dict[str, str]:
-    """Return the supported version of each of NEURON_PACKAGES, as `is_supported` takes it."""
+    """Return the supported version of each of NEURON_PACKAGES."""
     return dict(_NEURON)
 
 
 def supported_torchneuron() -> dict[str, str]:
-    """Return the supported versions for target torchneuron, as `is_supported` takes them."""
+    """Return the supported versions for target torchneuron."""
     return {
         "torch": "2.13, 2.14",
         "torch-neuronx": TORCHNEURON_VERSIONS,
@@ -57,16 +57,16 @@ def is_supported(version: str, supported: str) -> bool:
 
 
 def is_torchneuron(version: str) -> bool:
-    """Tell whether a version of torch-neuronx is TorchNeuron's, supported or not."""
+    """Tell whether a version of torch-neuronx is TorchNeuron's."""
     from packaging.version import Version
 
     return Version(version) >= Version("2.10")  # 2.9 is the last one on torch_xla
 
 
 def require_sdk() -> None:
-    """Check that the SDK's packages are installed, and warn of unsupported versions.
+    """Check the SDK's packages, and warn of unsupported versions.
 
-    Raises NotInstalledError that names the missing ones.
+    Raises NotInstalledError.
     """
     absent = [name for name in _SDK_MODULES if importlib.util.find_spec(name) is None]
     if absent:
@@ -92,7 +92,6 @@ def require_torchneuron() -> None:
 
 
 def _warn_of_others(target: str, sdk: str, supported: Mapping[str, str]) -> None:
-    """Log which installed packages have unsupported versions. supported: see supported_neuron."""
     found = [
         f"{name} {version} (supported: {wanted})"
         for name, wanted in supported.items()

@@ -28,10 +28,7 @@ _WORK_FOLDER = "compiling"
 
 
 class DecoderApplication(NeuronBaseForCausalLM):
-    """The graphs of one decoder on NxDI; see neuron.nxdi.nxd_toolchain.DecoderGraphs.
-
-    Its weights are written by neuron.nxdi.decoder_weights.write_decoder_shards.
-    """
+    """The graphs of one decoder on NxDI; see neuron.nxdi.nxd_toolchain.DecoderGraphs."""
 
     _model_cls = DecoderModel
 
@@ -59,7 +56,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def compile_to(self, folder: Path) -> None:
         """Compile every graph for Neuron into an empty folder, without a device.
 
-        Raises OSError, and whatever NxDI and its compiler raise, whose files then stay there.
+        Raises OSError, and the errors of NxDI and its compiler, whose files then stay there.
         """
         work = folder.absolute() / _WORK_FOLDER
         os.environ["BASE_COMPILE_WORK_DIR"] = str(work)  # NxDI reads it
@@ -67,10 +64,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         shutil.rmtree(work)
 
     def load_compiled(self, folder: Path) -> None:
-        """Put the graphs and each core's weights on the cores that this process sees.
-
-        No graph is called; neuron.nxdi.build.warm_up_decoder does it.
-        """
+        """Put the graphs and each core's weights on the cores that this process sees."""
         self.load(str(folder), skip_warmup=True)
 
     def close(self) -> None:
@@ -92,7 +86,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         return _call(self._decoders[len(slots)], inputs)
 
     def _enable_decode(self, batch: int) -> "GraphWrapper":
-        """Add a decode graph of fewer rows than there are slots, which does less work."""
+        """Add a decode graph of fewer rows than slots."""
         config = copy.deepcopy(self.token_generation_model.config)
         config.neuron_config.batch_size = batch
         wrapper = self.model_wrapper(
@@ -107,9 +101,9 @@ class DecoderApplication(NeuronBaseForCausalLM):
 
 
 class GraphWrapper(ModelWrapper):
-    """Calls a graph with inputs that are already padded to its bucket and its batch.
+    """Calls a graph with inputs of its bucket and batch.
 
-    compiler_args: NxDI's own flags for this graph and EXPERT_FLAGS.
+    compiler_args: NxDI's own flags and EXPERT_FLAGS.
     """
 
     config: DecoderInferenceConfig
@@ -119,11 +113,11 @@ class GraphWrapper(ModelWrapper):
         self.compiler_args += EXPERT_FLAGS
 
     def input_generator(self) -> list[Inputs]:
-        """Return example inputs of every bucket, to compile it with."""
+        """Return example inputs of every bucket."""
         return [self._example(bucket) for bucket in self.neuron_config.buckets]
 
     def get_model_instance(self) -> "CapturingInstance":
-        """Return the source of the modules that NxDI's builder traces."""
+        """Return the source of the traced modules."""
         return CapturingInstance(
             model_cls=self.model_cls, config=self.config, **self.model_init_kwargs
         )
@@ -144,7 +138,7 @@ class GraphWrapper(ModelWrapper):
 
 
 class CapturingInstance(DecoderModelInstance):
-    """Makes the module of a bucket, which has one output more than NxDI's builder counts."""
+    """Makes the module of a bucket, which has one more output than NxDI's builder counts."""
 
     def get(self, bucket_rank: int, **kwargs: object) -> tuple[DecoderModel, dict[Tensor, int]]:
         """Return the module, and for each tensor of its KV cache the output that renews it."""

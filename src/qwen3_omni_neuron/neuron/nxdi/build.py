@@ -22,7 +22,7 @@ def build_engines(
     """Load the engines of some stages in this process, and call every graph once.
 
     Raises NotInstalledError, ArtifactError for a tree that doesn't fit, CheckpointError, and the
-    error of a graph's first call; everything that was loaded is closed then.
+    error of a graph; everything is closed then.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -43,7 +43,7 @@ def build_engines(
 
 
 def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
-    """Call every graph of a decoder once; a prefill overwrites what it writes to slot 0."""
+    """Call every graph of a decoder once, in slot 0."""
     started, count = time.monotonic(), 0
     for kind, _, inputs in decoder_examples(spec):
         call = graphs.prefill if kind == "prefill" else graphs.decode

@@ -59,7 +59,7 @@ def compile_model(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of the weights of a model's parts; NEFFs come on top."""
+    """Return the bytes of the weights of a model's parts, without NEFFs."""
     config, total = read_config(plan.model), 0
     for part in MODEL_PARTS[model]:
         if part in DECODERS:

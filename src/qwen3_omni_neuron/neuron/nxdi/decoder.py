@@ -67,7 +67,7 @@ class DecoderModel(NeuronBaseModel):
     def deepstack_process_xla(
         self, hidden_states: Tensor, visual_embeds: Tensor, vision_mask_positions: Tensor
     ) -> Tensor:
-        """Add image rows [1, S, hidden], 0 at other positions, to a layer's output."""
+        """Add image rows [1, S, hidden] to a layer's output."""
         return hidden_states + visual_embeds.to(hidden_states.dtype)
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
@@ -78,7 +78,7 @@ class DecoderModel(NeuronBaseModel):
         return [logits, captured, *new_cache]
 
     def _hook_capture(self, config: DecoderInferenceConfig) -> None:
-        """Register a hook that captures hidden states, in every graph.
+        """Capture hidden states, in every graph.
 
         NxDI's own capture needs sampling on the device, and loses its modules after the first
         bucket.
@@ -117,7 +117,7 @@ class NxdiDecoderLayer(nn.Module):
         """Run the layer. hidden_states: [B, S, hidden].
 
         Returns the new ones, the new keys and values, cos and sin for the next layer, and None for
-        the residual, which is added here.
+        the residual.
         """
         mixed, new_key_values, cos, sin = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states), **attention
@@ -149,8 +149,8 @@ class DecoderAttention(NeuronAttentionBase):
 class AxisRotary(nn.Module):
     """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision,
-    in bfloat16 an error of several radians at position 1000.
+    The frequencies are neither parameters nor buffers: NxDI casts those to bfloat16, an error of
+    several radians at position 1000.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int):
@@ -169,7 +169,7 @@ class AxisRotary(nn.Module):
 class GatedSharedExpert(SharedExperts):
     """The talker's shared expert, times sigmoid(gate(x)); the routed experts have another width.
 
-    NxDI's MoE adds its output to that of the routed experts, and sums both over the cores at once.
+    NxDI's MoE adds its output to the routed experts', and sums both over the cores at once.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):
@@ -185,15 +185,15 @@ class GatedSharedExpert(SharedExperts):
         self.gate = nn.Linear(c.hidden_size, 1, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor, seq_len: int) -> Tensor:
-        """Return the gated output of the expert. x: [rows, hidden] -> [rows, hidden]."""
+        """Map x [rows, hidden] -> [rows, hidden]."""
         return torch.sigmoid(self.gate(x)) * super().forward(x, seq_len)
 
 
 class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
-    An idle row of these reads slot 0, and writes to an extra position at the end of a slot. NxDI's
-    own cache would write zeros into the other slots at the bucket's last position.
+    An idle row reads slot 0, and writes to an extra position at the end of a slot. NxDI's own cache
+    would write zeros into the other slots at the bucket's last position.
     """
 
     @property
@@ -204,7 +204,7 @@ class SlotKvCache(KVCacheManager):
     def get_kv_by_layer_id(
         self, idx: int, seq_len: int, seq_ids: Tensor | None = None, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Return the keys and values that a graph reads; see KVCacheManager."""
+        """Return a graph's keys and values; see KVCacheManager."""
         keys, values = super().get_kv_by_layer_id(
             idx=idx, seq_len=seq_len, seq_ids=seq_ids, **kwargs
         )
@@ -224,10 +224,7 @@ class SlotKvCache(KVCacheManager):
         seq_len: int,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Return a layer's cache with new keys and values written to it.
-
-        kv_per_layer: [B, kv_heads, 1, head_dim] each.
-        """
+        """Return a layer's cache with new [B, kv_heads, 1, head_dim] keys and values."""
         if not self._is_partial:
             return super().update_kv_by_layer_id(
                 idx=idx,

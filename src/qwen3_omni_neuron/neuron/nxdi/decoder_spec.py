@@ -1,20 +1,18 @@
-"""A decoder on NxDI: its description, and the inputs of its graphs, which NxDI has no names for.
+"""A decoder on NxDI: its description, and the inputs of its graphs, in NxDI's order.
 
-One set of functions makes the examples that a graph is compiled with and the inputs of its calls.
+row                  prefill (one prompt)          decode (B slots)
+input_ids            int32 [1, bucket]             int32 [B, 1]
+attention_mask       int32 [1, bucket]             int32 [B, bucket]: 1 for earlier positions
+position_ids         int32 [1, bucket]             int32 [B, 1]: where the row is written
+seq_ids              int32 [1]: the slot           int32 [B]: the slot, or IDLE
+sampling_params      float32 [1, 3], not read      float32 [B, 3], not read
+inputs_embeds        [1, bucket, hidden] *         [B, 1, hidden] *
+rotary_position_ids  float32 [3, 1, bucket]        float32 [3, B, 1]
+vision_embeddings    [1, bucket, hidden] **        -
+vision_mask          int32 [1, bucket, 1] **       -
+deepstack            [layers, 1, bucket, hidden] **
 
-    row                  prefill (one prompt)          decode (B slots)
-    input_ids            int32 [1, bucket]             int32 [B, 1]
-    attention_mask       int32 [1, bucket]             int32 [B, bucket]: 1 for earlier positions
-    position_ids         int32 [1, bucket]             int32 [B, 1]: where the row is written
-    seq_ids              int32 [1]: the slot           int32 [B]: the slot, or IDLE
-    sampling_params      float32 [1, 3], not read      float32 [B, 3], not read
-    inputs_embeds        [1, bucket, hidden] *         [B, 1, hidden] *
-    rotary_position_ids  float32 [3, 1, bucket]        float32 [3, B, 1]
-    vision_embeddings    [1, bucket, hidden] **        -
-    vision_mask          int32 [1, bucket, 1] **       -
-    deepstack            [layers, 1, bucket, hidden] **
-
-    *  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
+*  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,30 +57,30 @@ class DecoderSpec:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of activations and of weights, but for the experts if they are int8."""
+        """Type of activations and of weights, except int8 experts."""
         dtype: torch.dtype = getattr(torch, self.plan.arithmetic)
         return dtype
 
     @property
     def int8(self) -> bool:
-        """True if the routed experts are int8 with a float32 scale for each output."""
+        """Whether the routed experts are int8 with a float32 scale for each output."""
         return self.plan.dtype == "int8" and self.part == "thinker"
 
     @property
     def takes_rows(self) -> bool:
-        """True for the talker, whose inputs are rows; the thinker's are tokens and media."""
+        """Whether inputs are rows (talker), not tokens and media."""
         return self.part == "talker"
 
     @property
     def deepstack_layers(self) -> int:
-        """Number of first layers whose output gets image rows added; 0 for the talker."""
+        """Number of first layers whose output gets image rows added."""
         return 0 if self.takes_rows else len(self.config.thinker.vision.deepstack_layers)
 
 
 def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpec:
-    """Return the spec of one of DECODERS, with a compile plan's sizes for it.
+    """Return the spec of one of DECODERS, with a plan's sizes.
 
-    Raises OptionError for prompts that are longer than the decoder's KV cache.
+    Raises OptionError for prompts longer than the decoder's KV cache.
     """
     context = plan.context_length if part == "thinker" else plan.talker_context_length
     if plan.prompt_buckets[-1] > context:
@@ -199,10 +197,7 @@ def _in_order(
 def prefill_example(
     bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None
 ) -> Inputs:
-    """Return the inputs for a prompt of one row into slot 0.
-
-    deepstack_layers: None for the talker.
-    """
+    """Return the inputs for a prompt of one row into slot 0."""
     positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
     if deepstack_layers is None:
         return prefill_inputs(0, bucket, positions, rows=rows)
@@ -221,7 +216,7 @@ def decode_example(
 
 
 def decoder_examples(spec: DecoderSpec) -> Iterator[tuple[str, dict[str, int], Inputs]]:
-    """Yield every graph's kind ("prefill" or "decode"), its sizes and example inputs."""
+    """Yield every graph's kind, its sizes and example inputs."""
     plan, takes_rows = spec.plan, spec.takes_rows
     width, dtype = spec.decoder.hidden_size, spec.dtype
     layers = None if takes_rows else spec.deepstack_layers

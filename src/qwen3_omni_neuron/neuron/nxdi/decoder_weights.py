@@ -1,9 +1,9 @@
 """A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
 
-NxDI itself would keep the whole checkpoint and every core's share of it in memory. The files equal
-those of its get_sharded_checkpoint for our decoder: q, k and v are separate parameters, as they are
-stored, and experts one stack of transposed matrices, in int8 with scales of outputs. Heads, widths
-and the vocabulary are cut, the embedding's hidden size; routers and norms are whole.
+NxDI itself would keep the whole checkpoint in memory. The files equal those of its
+get_sharded_checkpoint for our decoder: q, k and v are separate, and experts one stack of transposed
+matrices, in int8 with scales of outputs. Heads, widths and the vocabulary are cut, the embedding's
+hidden size; routers and norms are whole.
 """
 
 import re
@@ -67,7 +67,7 @@ _PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
 def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the weights of every core, one parameter or expert in memory at a time.
 
-    Raises CheckpointError, OptionError where this number of cores can't share the decoder, OSError.
+    Raises CheckpointError, OptionError if the cores can't share the decoder, OSError.
     """
     pieces = _cut_pieces(spec)
     compare_names(
@@ -85,12 +85,12 @@ def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
 
 
 def decoder_shard_bytes(spec: DecoderSpec) -> int:
-    """Return the size in bytes of all cores' files, without headers."""
+    """Return the bytes of all cores' files."""
     return spec.tp * layout_bytes(_layout(spec))
 
 
 def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
-    """Return NxDI's parameters of a decoder and the stored tensors that each is made of."""
+    """Return NxDI's parameters of a decoder and the stored tensors of each."""
     if part == "thinker":
         ours = thinker_pieces(config.thinker)
     else:
@@ -127,7 +127,7 @@ def rank_names(layers: int) -> list[str]:
 
 @dataclass(frozen=True)
 class CutParameter:
-    """The shape of a whole parameter, and how it is cut for the cores; None: each has all of it."""
+    """The shape of a whole parameter, and its cut for the cores; None: each has all of it."""
 
     shape: tuple[int, ...]
     cut: Cut | None = None
@@ -142,9 +142,9 @@ class CutParameter:
 
 
 def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
-    """Return how each parameter is cut, by its name in the files without "layers.N.".
+    """Return each parameter's cut, by its name in the files without "layers.N.".
 
-    Raises OptionError where the cores can't hold the KV heads evenly.
+    Raises OptionError if the cores can't have the KV heads evenly.
     """
     assert c.moe is not None
     moe, hidden = c.moe, c.hidden_size

@@ -27,20 +27,14 @@ QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Capture:
-    """The hidden states that every graph returns beside its logits.
-
-    module: name of a module in the decoder. output: take the module's output; else its input.
-    """
+    """The hidden states that every graph returns: a module's output, or its input."""
 
     module: str
     output: bool
 
 
 class DecoderInferenceConfig(InferenceConfig):
-    """NxDI's config of a decoder. Made by `inference_config`.
-
-    capture: the hidden states to return. The other fields are those of DecoderSpec.
-    """
+    """NxDI's config of a decoder, see `inference_config`. capture: the hidden states to return."""
 
     decoder: DecoderConfig
     capture: Capture
@@ -56,7 +50,7 @@ class DecoderInferenceConfig(InferenceConfig):
 def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfig:
     """Return NxDI's config of a decoder. options: fields of MoENeuronConfig, in place of ours.
 
-    Raises OptionError where the plan does not fit the environment.
+    Raises OptionError if the plan does not fit the environment.
     """
     c = spec.decoder
     assert c.moe is not None

@@ -1,9 +1,8 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
 ModelBuilder wants a forward with named parameters, the same for all graphs of a model. State is a
-registered buffer that forward replaces; names in the module tell weights, constants and state
-apart, and states of one name share their memory. Source: its API reference, "In-place buffer
-updates".
+registered buffer that forward replaces; names tell weights, constants and state apart, and states
+of one name share their memory. Source: its API reference, "In-place buffer updates".
 """
 
 import shutil
@@ -40,11 +39,11 @@ class DecoderGraphs(Protocol):
     spec: DecoderSpec
 
     def prefill(self, inputs: Inputs) -> Outputs:
-        """Run one prompt, and write its keys and values. Returns the logits of its last row."""
+        """Run one prompt. Returns the logits of its last row."""
         ...
 
     def decode(self, inputs: Inputs) -> Outputs:
-        """Run one row for each of several slots, as many as one of the spec's batches; see IDLE."""
+        """Run one row for each of several slots, of one of the spec's batches; see IDLE."""
         ...
 
     def close(self) -> None:
@@ -66,7 +65,7 @@ class TracedPart(PartShare):
 class TracedGraph(nn.Module):
     """One graph: named inputs to outputs, in the device's types, with the state in buffers.
 
-    Its forward is defined by the subclass that `_with_named_inputs` makes.
+    `_with_named_inputs` defines its forward.
     """
 
     def __init__(self, graph: Graph, owner: nn.Module):
@@ -126,8 +125,7 @@ def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tens
 class NxdToolchain:
     """Compiles each part and each decoder into a folder of its own, and loads it from there.
 
-    Loading calls no graph. A folder has model.pt, graphs without weights, and weights/, a file for
-    each rank. Tests replace this class, and nothing else.
+    A folder has model.pt, graphs without weights, and weights/, a file for each rank.
     """
 
     def __init__(self) -> None:
@@ -137,8 +135,7 @@ class NxdToolchain:
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """Write a part's graphs and weights into an empty folder.
 
-        Where the compiler fails, its files stay there. Raises CheckpointError, CompileError,
-        OSError.
+        The compiler's files stay there if it fails. Raises CheckpointError, CompileError, OSError.
         """
         work = folder / WORK_FOLDER
         try:
@@ -236,17 +233,14 @@ class NxdGroup:
         return mappings.reduce_from_tensor_model_parallel_region(x)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' tensors along the last axis; see Group.gather."""
+        """Concatenate the ranks' tensors along the last axis."""
         from neuronx_distributed.parallel_layers import mappings
 
         return mappings.gather_from_tensor_model_parallel_region(x)
 
 
 def compiler_flags(graph: Graph, lnc: int) -> str:
-    """Return neuronx-cc's flags for one graph of a part.
-
-    -O2 for graphs that run every frame, and -O1, which compiles sooner, for the others.
-    """
+    """Return neuronx-cc's flags: -O2 for graphs that run every frame, else -O1 (sooner)."""
     level = 2 if graph.part in _EVERY_FRAME else 1
     return f"--auto-cast=none --model-type=transformer -O{level} --lnc={lnc}"
 

@@ -44,7 +44,7 @@ def build_engines(
     """Start a process for each rank, load the parts of some stages, and call every graph once.
 
     Raises NotInstalledError, ArtifactError for a tree that doesn't fit or whose graphs had to be
-    compiled again, CheckpointError, EngineDiedError that names a rank; everything is closed then.
+    compiled again, CheckpointError, EngineDiedError; everything is closed then.
     """
     built, config = StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -62,9 +62,9 @@ def build_engines(
 
 
 class ModelRanks:
-    """The ranks of a model, each a process. They end with the last engine that is closed.
+    """The ranks of a model, each a process, until the last engine is closed.
 
-    There are as many as the largest degree of the parts; a part of degree N is at the first N.
+    A part of degree N is at the first N.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ModelRanks:
     def part(self, name: str) -> LoadedPart:
         """Load a part at its ranks, call each graph once, and check that none was compiled.
 
-        Raises ArtifactError, and the error of a graph that fails.
+        Raises ArtifactError, and the error of a graph.
         """
         spec = part_spec(self._spec.config, self._spec.plan, name)
         self._load("load", name)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def compile_model(
     plan: CompilePlan, model: str, folder: Path, runtime: "TorchNeuron | None" = None
 ) -> ModelRecord:
-    """Compile a model into `folder`, which exists and is empty, in a process of its own.
+    """Compile a model into the empty `folder`, in a process of its own.
 
-    Raises what neuron.torchneuron.runtime.fill_folder raises, and OptionError for settings
-    that contradict TorchNeuron's.
+    Raises what neuron.torchneuron.runtime.fill_folder raises, and OptionError for settings that
+    contradict TorchNeuron's.
     """
     started = time.monotonic()
     # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.

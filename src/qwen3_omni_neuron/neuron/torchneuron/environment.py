@@ -10,9 +10,8 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
-# The compiler's flags for every graph. TorchNeuron v2.33.0 has the same by default, and passes
-# these after its own. Its NEFF cache knows a graph by its flags, too, so a load needs those of the
-# compile: they stand in a tree's manifest beside the versions.
+# The compiler's flags for every graph, TorchNeuron v2.33.0's own. Its NEFF cache knows a graph by
+# its flags: they stand in a tree's manifest beside the versions.
 COMPILER_FLAGS: Mapping[str, str] = {
     "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
     "NEURON_COMPILER_OPT_LEVEL": "-O2",
@@ -20,9 +19,9 @@ COMPILER_FLAGS: Mapping[str, str] = {
 # A graph that fails must raise: if it ran on the CPU, benchmarks would be wrong.
 SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
-    # A failing operation outside of the graphs raises, and is not repeated on the CPU.
+    # A failing operation is not repeated on the CPU.
     "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1",
-    # A tensor that was left on the CPU is an error, and is not copied at every call.
+    # A tensor on the CPU is not copied at every call.
     "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
     # State that is renewed in place is not copied back to the CPU.
     "TORCH_NEURONX_RETAIN_DEVICE_MODE": "0",
@@ -41,15 +40,14 @@ NEFF_FOLDER = "neff"  # in a model's folder of the tree
 
 
 def settings(neffs: Path, local: Path) -> dict[str, str]:
-    """Return the variables of a process. neffs: the cache folder; local: its folder for copies."""
+    """Return the variables of a process. neffs: the cache folder; local: for copies."""
     return {**SETTINGS, CACHE_FOLDER: str(neffs), LOCAL_CACHE_FOLDER: str(local)}
 
 
 def set_before_import(variables: Mapping[str, str]) -> None:
     """Put variables into this process's environment.
 
-    Raises OptionError where one has another value, and where torch_neuronx was imported without
-    them.
+    Raises OptionError if one has another value, or torch_neuronx was imported without them.
     """
     different = {name: os.environ.get(name) for name in variables}
     different = {name: now for name, now in different.items() if now != variables[name]}
@@ -68,7 +66,7 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 
 
 class NeffCache:
-    """A process's folder of compiled graphs (NEFFs), to which nothing else writes.
+    """A process's folder of compiled graphs (NEFFs).
 
     TorchNeuron finds a NEFF by a hash of the captured graph. A compile writes the folder into the
     tree; a load links its files, and notices a graph that was compiled anew.
@@ -79,7 +77,7 @@ class NeffCache:
         self._restored: set[str] = set()
 
     def restore(self, source: Path) -> None:
-        """Link all files below a folder of a tree. Raises ArtifactError where it has none."""
+        """Link all files below a folder of a tree. Raises ArtifactError if it has none."""
         files = [path for path in source.rglob("*") if path.is_file()]
         if not files:
             raise ArtifactError(f"{source} has no compiled graph. Compile again.")

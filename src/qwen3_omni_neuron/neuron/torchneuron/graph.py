@@ -1,9 +1,9 @@
 """A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
 
-A graph's first call captures its operations for TorchNeuron's backend of torch.compile, as Dynamo
-would, which takes as long again and checks every weight at each call. Shapes and types never
-change. State is an input that an output aliases; weights are inputs that a part's graphs share.
-Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
+A graph's first call captures its operations for TorchNeuron's backend of torch.compile, without
+Dynamo, which takes as long again and checks every weight at each call. State is an input that an
+output aliases; weights are inputs that a part's graphs share. Source: aws-neuron/torch-neuronx
+v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ def _nothing() -> None:
 
 
 class CompiledGraph:
-    """A graph over its part's module, compiled at its first call, with input tensors of its own."""
+    """A graph over its part's module, compiled at its first call."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class CompiledGraph:
         """Prepare a graph.
 
         owner: its parameters and buffers are not used, those of weights are. compiling: called
-        before the graph is captured and compiled.
+        before the compile.
         """
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
@@ -66,8 +66,7 @@ class CompiledGraph:
         """Run the graph and renew the state. Returns the outputs on the host.
 
         given: inputs by name, in the device's types; missing ones are zeros. state: the tensors of
-        Graph.state, on the device. entering: called when the inputs are there, before the graph
-        runs.
+        Graph.state. entering: called when the inputs are there.
         """
         # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
@@ -97,7 +96,7 @@ class _Renewing(nn.Module):
         self._views = weights.views
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the graph once. Returns its outputs in the device's types."""
+        """Return outputs in the device's types."""
         given, weights = tensors[: self._given], tensors[self._given :]
         own = {f"owner.{name}": view for name, view in self._views(weights).items()}
         results = functional_call(self.traced, own, given)
@@ -108,11 +107,11 @@ class _Renewing(nn.Module):
 
 
 def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """Capture a module at the shapes of its inputs, and compile it. Returns a function of them."""
+    """Compile a module at the shapes of its inputs. Returns a function of them."""
     fake = FakeTensorMode()
     with fake:
         inputs = [fake.from_tensor(x, static_shapes=True) for x in tensors]
-        # Before torch's own decompositions: TorchNeuron has others, with results of other strides.
+        # TorchNeuron's decompositions come first: their results have other strides.
         captured = make_fx(module, pre_dispatch=True)(*inputs)
     captured.graph.eliminate_dead_code()  # views of weights that the graph does not use
     used = []
@@ -138,7 +137,7 @@ _all_gather = (
 class Collectives:
     """The first ranks as a neuron.graphs.layers.Group, by functional collectives of torch.
 
-    torch.distributed's group of these ranks has to exist where a graph is called.
+    torch.distributed's group of these ranks must exist.
     """
 
     def __init__(self, ranks: int):
@@ -149,9 +148,9 @@ class Collectives:
         return collectives.all_reduce(x, "sum", self._ranks)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' tensors along the last axis; see Group.gather."""
-        # Gather along axis 0, which moves no data. Along another axis torch would split the result,
-        # and the device turns a split into a gather of single numbers.
+        """Concatenate the ranks' tensors along the last axis."""
+        # Along axis 0, which moves no data. Along another one torch would split the result, and the
+        # device turns a split into a gather of single numbers.
         ranks = _all_gather(x, 0, self._ranks).unflatten(0, (-1, len(x)))
         return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
 
@@ -172,10 +171,10 @@ class PartGraphs:
         rank: int = 0,
         compiling: Callable[[], None] = _nothing,
     ):
-        """Put weights and state on the device; nothing is compiled yet.
+        """Put weights and state on the device, without a compile.
 
-        folder: holds the part's weights; None: leave them uninitialized, for a compile. compiling:
-        see CompiledGraph. Raises ArtifactError for a file that does not fit the spec.
+        folder: the part's weights; None: leave them uninitialized. Raises ArtifactError for a file
+        that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
         if folder is not None:

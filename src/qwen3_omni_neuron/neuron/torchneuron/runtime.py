@@ -37,7 +37,7 @@ from qwen3_omni_neuron.neuron.versions import require_torchneuron
 class Membership:
     """Membership of a process in the group of ranks: its number, theirs, and their store's file.
 
-    groups: sizes of the smaller groups that the first ranks make for parts of a lower degree.
+    groups: sizes of the smaller groups for parts of a lower degree.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Membership:
     def environment(self, visible_cores: str | None) -> dict[str, str]:
         """Return the variables of the rank's process, including torchrun's.
 
-        visible_cores: the cores of all ranks, such as "8-15"; None: the plan names none.
+        visible_cores: of all ranks, such as "8-15".
         """
         variables = {
             "RANK": str(self.rank),
@@ -63,10 +63,7 @@ class Membership:
         return variables
 
     def join(self, backend: str) -> None:
-        """Make torch.distributed's default group of the ranks if there are several, and `groups`.
-
-        All ranks make all groups in the same order, as torch.distributed demands.
-        """
+        """Make torch.distributed's default group, and `groups` in the same order at all ranks."""
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
@@ -77,10 +74,10 @@ class Membership:
 
 
 class TorchNeuron:
-    """Access to a device, which can be sent to a process. Tests replace it, and nothing else."""
+    """Access to a device, which can be sent to a process."""
 
     def start(self, membership: Membership) -> torch.device:
-        """Join the ranks over Neuron's collectives, and take the rank's core in this process."""
+        """Join the ranks over Neuron's collectives, and take the rank's core."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -90,7 +87,7 @@ class TorchNeuron:
         return torch.device("neuron", membership.rank)
 
     def start_compiling(self, ranks: int) -> torch.device:
-        """Begin to compile for rank 0 of several in this process, without a device."""
+        """Begin to compile for rank 0 without a device."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -99,7 +96,7 @@ class TorchNeuron:
 
 
 def make_fake_group(ranks: int) -> None:
-    """Make a default group whose collectives do nothing, to compile rank 0 of `ranks`."""
+    """Make a default group whose collectives do nothing."""
     if ranks > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -107,12 +104,12 @@ def make_fake_group(ranks: int) -> None:
 
 
 def rank_progress(work: Path) -> StepCounts:
-    """Return the step counts of a rank. work: the rank's folder."""
+    """Return the step counts of a rank."""
     return StepCounts(work / "progress")
 
 
 def rank_settings(work: Path) -> dict[str, str]:
-    """Return the environment variables of a rank's process. work: the rank's folder."""
+    """Return the environment variables of a rank's process."""
     return settings(work / NEFF_FOLDER, work / "local")
 
 
@@ -120,7 +117,7 @@ class Rank:
     """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
 
     work: this rank's own folder, for its NEFFs and progress: a step begins when a graph's inputs
-    are on the device; it may wait for other ranks.
+    are on the device.
     """
 
     fault = None
@@ -139,9 +136,9 @@ class Rank:
         self._progress = rank_progress(work)
 
     def load(self, name: str) -> None:
-        """Put a part's weights and state on the core, and its NEFFs into the rank's cache folder.
+        """Put a part's weights and state on the core, and its NEFFs into the rank's cache.
 
-        Raises ArtifactError for a tree that does not fit.
+        Raises ArtifactError.
         """
         folder = self._tree / MODEL_OF_PART[name]
         self._cache.restore(folder / NEFF_FOLDER)
@@ -154,14 +151,11 @@ class Rank:
         )
 
     def settle(self, name: str) -> None:
-        """Check that every graph of a part was found compiled, after each was called once.
-
-        Raises ArtifactError where one was compiled anew.
-        """
+        """Raise ArtifactError if a graph of a part was compiled anew."""
         self._cache.check(name)
 
     def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Run a graph of a part, as neuron.part.Run does. Returns the outputs, at rank 0 only."""
+        """Run a graph of a part. Returns the outputs, at rank 0 only."""
         outputs = self._parts[name].run(label, inputs, self._progress.step)
         return outputs if self._membership.rank == 0 else ()
 
@@ -177,13 +171,11 @@ class Rank:
 def fill_folder(
     plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None = None
 ) -> tuple[GraphRecord, ...]:
-    """Compile a model's parts into `folder`, which exists and has an empty folder for NEFFs.
+    """Compile a model's parts into `folder`, which has an empty folder for NEFFs.
 
-    neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
-    PART/weights     a file for each rank, as for target neuron
-
-    All ranks run the same graphs, so only rank 0's are compiled, and no device is needed. Raises
-    CheckpointError, CompileError, OSError, NotInstalledError.
+    All ranks run the same graphs: only rank 0's are compiled, without a device, into neff, as
+    TorchNeuron's cache has them, and PART/weights, a file for each rank. Raises CheckpointError,
+    CompileError, OSError, NotInstalledError.
     """
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
@@ -198,7 +190,7 @@ def fill_folder(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of the weights of a model's parts; NEFFs come on top."""
+    """Return the bytes of the weights of a model's parts, without NEFFs."""
     config = read_config(plan.model)
     return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 
