@@ -1,18 +1,20 @@
 """A decoder on NxDI: its description, and the inputs of its graphs, in NxDI's order.
 
-row                  prefill (one prompt)          decode (B slots)
-input_ids            int32 [1, bucket]             int32 [B, 1]
-attention_mask       int32 [1, bucket]             int32 [B, bucket]: 1 for earlier positions
-position_ids         int32 [1, bucket]             int32 [B, 1]: where the row is written
-seq_ids              int32 [1]: the slot           int32 [B]: the slot, or IDLE
-sampling_params      float32 [1, 3], not read      float32 [B, 3], not read
-inputs_embeds        [1, bucket, hidden] *         [B, 1, hidden] *
-rotary_position_ids  float32 [3, 1, bucket]        float32 [3, B, 1]
-vision_embeddings    [1, bucket, hidden] **        -
-vision_mask          int32 [1, bucket, 1] **       -
-deepstack            [layers, 1, bucket, hidden] **
+Examples for a compile and inputs of calls:
 
-*  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
+    row                  prefill (one prompt)          decode (B slots)
+    input_ids            int32 [1, bucket]             int32 [B, 1]
+    attention_mask       int32 [1, bucket]             int32 [B, bucket]: 1 for earlier positions
+    position_ids         int32 [1, bucket]             int32 [B, 1]: where the row is written
+    seq_ids              int32 [1]: the slot           int32 [B]: the slot, or IDLE
+    sampling_params      float32 [1, 3], not read      float32 [B, 3], not read
+    inputs_embeds        [1, bucket, hidden] *         [B, 1, hidden] *
+    rotary_position_ids  float32 [3, 1, bucket]        float32 [3, B, 1]
+    vision_embeddings    [1, bucket, hidden] **        -
+    vision_mask          int32 [1, bucket, 1] **       -
+    deepstack            [layers, 1, bucket, hidden] **
+
+    *  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
 """
 
 from collections.abc import Iterator, Sequence
