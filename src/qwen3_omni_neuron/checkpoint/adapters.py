@@ -1,16 +1,14 @@
 """LoRA adapters in PEFT's folders: checked against a checkpoint, and merged into its weights.
 
-A folder has adapter_config.json and adapter_model.safetensors. For the matrix W [out, into] of a
-layer it has A [r, into] and B [out, r], from which the merged matrix follows in float32:
+For the matrix W [out, into] of a layer a folder has A [r, into] and B [out, r], from which the
+merged matrix follows in float32:
 
     plain     W + B A scale      scale = weight lora_alpha / r, or / sqrt(r) with use_rslora
     stack     W + B_e A_e scale for expert e of E: transformers 5 and PEFT's target_parameters hold
               a layer's experts as one, A [E r, into] with A_e in rows, B [out, r E] with B_e in
               every E-th column. gate_up_proj has up_proj's rows after gate_proj's
 
-All else that PEFT makes (DoRA, embedding tables, modules_to_save, other kinds) is refused by name:
-its `merge_and_unload` makes a checkpoint of it.
-
+All else that PEFT makes (DoRA, embedding tables, modules_to_save, other kinds) is refused by name.
 Source: PEFT 0.21, scaling and merge of its LoRA layers.
 """
 
@@ -35,15 +33,15 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 _FLOATS = ("F32", "F16", "BF16")
 _INNER = ".base_layer."
 _FACTOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?(?:\.weight)?")
-# What stands before or within a name beside the checkpoint's own: PEFT's wrapper, also after
-# "thinker.", and the holder that transformers 5 puts around the thinker's decoder and encoders.
+# Parts of names beside the checkpoint's own: PEFT's wrapper, also after "thinker.", and
+# transformers 5's holder of the thinker's decoder and encoders.
 _PEFT = re.compile(r"^(thinker\.)?base_model\.model\.")
 _PREFIXES = (
     (_PEFT, r"\1"),
     (re.compile(r"^(thinker\.)?model\.language_model\."), r"\1model."),
     (re.compile(r"^(thinker\.)?model\.(?=(?:audio_tower|visual)\.)"), r"\1"),
 )
-# Settings that only training, PEFT's injection, or the names of tensors depend on.
+# Settings of training, PEFT's injection, or the tensors' names.
 _WITHOUT_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules"),
     *("inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_config"),
@@ -80,10 +78,7 @@ class AdapterPath:
 
 @dataclass(frozen=True)
 class _Change:
-    """Change of one weight: names of A and B, factor of B A, and the parts that are this weight's.
-
-    The weights of a stack share tensors.
-    """
+    """Change of one weight: names of A and B, factor of B A, and the parts of a stack."""
 
     a: str
     b: str
@@ -100,9 +95,8 @@ class _Change:
 class Adapter:
     """An adapter, checked against the shapes of a checkpoint's tensors by released name.
 
-    given: its folder and weight. path: its file. changes: what it does to each weight, by released
-    name. Raises CheckpointError for a folder that can't be read, a kind or a setting that is not
-    read, and a tensor that does not fit.
+    given: its folder and weight. changes: of each weight, by released name. Raises CheckpointError
+    for a folder that can't be read, a setting that is not read, and a tensor that does not fit.
     """
 
     def __init__(self, given: AdapterPath, shapes: Mapping[str, tuple[int, ...]]):
@@ -127,9 +121,9 @@ class Adapter:
         return CheckpointError(f"The adapter {self.given.folder} {what}.")
 
     def _weight_of(self, name: str) -> tuple[str, str]:
-        """Return the released name of the weight that a tensor is for, and "A" or "B".
+        """Return the released name of a tensor's weight, and "A" or "B".
 
-        The name of a layer's stack ends in .mlp.experts, and does not say which of the two it is.
+        The name of a stack ends in .mlp.experts, and does not say which of the two it is.
         """
         found = _FACTOR.fullmatch(name)
         if found is None:
@@ -164,7 +158,7 @@ class Adapter:
         """Return the changes of all experts' matrices by a layer's stack."""
         hidden, width = self._shapes[experts + _FIRST]
         number = next(e for e in count() if f"{experts}.{e}.down_proj.weight" not in self._shapes)
-        # Which stack it is stands in no name, and the width of A tells: hidden or an expert's.
+        # The width of A tells which stack it is: hidden or an expert's.
         is_down = (self._tensors[A].shape[1:], self._tensors[B].shape[:1]) == ((width,), (hidden,))
         parameter = "down_proj" if is_down else "gate_up_proj"
         out, into = (hidden, width) if is_down else (2 * width, hidden)
@@ -191,9 +185,9 @@ class Adapter:
             )
 
     def _rank_and_scale(self, name: str, parameter: str = "") -> tuple[int, float]:
-        """Return the rank of the layer that has a tensor A, and the factor of its B A.
+        """Return the rank of a tensor A, and the factor of its B A.
 
-        parameter: name of the parameter in the layer, with a dot before it, where patterns name it.
+        parameter: name in the layer, with a dot before it, where patterns name it.
         """
         # Patterns are of names in the module that was trained: only PEFT's own is taken off.
         layer = _PEFT.sub(r"\1", name).replace(_INNER, ".").rpartition(".lora_")[0] + parameter
@@ -203,7 +197,7 @@ class Adapter:
         return rank, self.given.weight * alpha / over
 
     def _number(self, pattern: str, default: str, layer: str) -> Any:
-        """Return the rank or alpha of a layer: of the first pattern that its name ends with."""
+        """Return the rank or alpha of a layer, by the first pattern that its name ends with."""
         for key, number in (self._config.get(pattern) or {}).items():
             end = key.removeprefix("^").removeprefix(_ANY)
             if layer == end or (key[0] != "^" and layer.endswith(f".{end}")):
@@ -212,9 +206,9 @@ class Adapter:
 
 
 def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
-    """Return a sha256, as 64 hex digits, of adapters' files, weights and order, without paths.
+    """Return a sha256 of adapters' files, weights and order, without paths.
 
-    Raises CheckpointError for a file that is missing or can't be read.
+    Raises CheckpointError.
     """
     digest = hashlib.sha256()
     for adapter in adapters:
@@ -228,7 +222,7 @@ def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Read an adapter's settings. Raises CheckpointError for those that are not read."""
+    """Read an adapter's settings. Raises CheckpointError."""
     try:
         config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     except (OSError, ValueError) as error:
@@ -253,7 +247,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
-    """Return the error of an adapter whose files can't be read."""
+    """Return the error of an adapter."""
     return CheckpointError(
         f"The adapter {folder} can't be read: {error}. Name a folder with {ADAPTER_CONFIG} and "
         f"{ADAPTER_WEIGHTS}, as PEFT saves it."

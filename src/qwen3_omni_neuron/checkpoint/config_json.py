@@ -1,9 +1,8 @@
-"""Read config.json and generation_config.json of a checkpoint into model.config's dataclasses.
+"""Read config.json and generation_config.json into model.config's dataclasses.
 
-Only the settings that the models use are kept. Both spellings of the rope settings are read:
-`rope_theta` beside `rope_scaling`, as released, and `rope_parameters`, as transformers 5 saves
-them. A setting that is not implemented is refused here, by name, before any weight is read.
-Whether the numbers are the sizes of the stored tensors shows when these are read.
+Both spellings of the rope settings are read: `rope_theta` beside `rope_scaling`, as released, and
+`rope_parameters`, as transformers 5 saves them. A setting that is not implemented is refused by
+name. Sizes are checked against the tensors when these are read.
 """
 
 import json
@@ -32,11 +31,7 @@ _AGAIN = "Take the config.json that belongs to the checkpoint."
 
 
 def read_config(folder: Path) -> OmniConfig:
-    """Read and check `folder`/config.json.
-
-    Raises CheckpointError if it is missing, broken or of another model, or has a setting that is
-    not implemented.
-    """
+    """Read and check `folder`/config.json. Raises CheckpointError."""
     raw = _read_json(folder / "config.json")
     model_type = raw.get("model_type")
     if model_type != MODEL_TYPE:
@@ -93,7 +88,7 @@ class _Section:
         return self.first(name)
 
     def first(self, *names: str) -> Any:
-        """Return the first of some values that is set. Raises CheckpointError if none is."""
+        """Return the first value that is set. Raises CheckpointError."""
         for name in names:
             if self._raw.get(name) is not None:
                 return self._raw[name]

@@ -1,8 +1,7 @@
 """Random weights that no file holds: each is drawn from its name and a seed when it is read.
 
 A checkpoint of the released size takes 70 GB on a disk. A folder with DRAWN_FILE in place of its
-shards takes some megabytes, and reads as the checkpoint that was written from that seed, bit for
-bit. Benchmarks write such folders.
+shards takes some megabytes, and reads as the checkpoint of that seed, bit for bit.
 """
 
 import json
@@ -26,10 +25,9 @@ BLOCK_VALUES = 2**24  # drawn at a time: a released vocabulary's table would tak
 def draw(
     tensor: "Tensor", name: str, seed: int, mean: float, deviation: float, end_row: int | None
 ) -> None:
-    """Fill the tensor of a parameter from a seed, in its dtype.
+    """Fill a parameter from a seed, independently of the others.
 
-    Each parameter has a generator of its own, so that its values don't depend on the order in which
-    parameters are made. end_row: a head's row for the token that ends a reply.
+    end_row: a head's row for the token that ends a reply.
     """
     import torch
 
@@ -46,10 +44,7 @@ def draw(
 
 
 class DrawnTensors:
-    """The tensors of a folder with DRAWN_FILE, by released name.
-
-    Raises CheckpointError if that file can't be read.
-    """
+    """The tensors of a folder with DRAWN_FILE, by released name. Raises CheckpointError."""
 
     def __init__(self, folder: Path):
         import torch  # a folder of shards does not need it here

@@ -1,8 +1,7 @@
 """A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted.
 
-A quantised matrix is read under its released name, as the weights that it stands for: see
-checkpoint.quantised. Its published numbers can be read, too. Adapters are merged into weights while
-they are read: see checkpoint.adapters.
+A quantised matrix is read as the weights that it stands for (checkpoint.quantised), or its
+published numbers. Adapters are merged while weights are read (checkpoint.adapters).
 """
 
 import hashlib
@@ -58,9 +57,9 @@ _HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 def resolve_checkpoint(model_path: str | Path) -> Path:
     """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
 
-    A hub id is downloaded, or taken from the local cache when the hub can't be reached. Raises
-    CheckpointError where neither is found, and, before weights are downloaded, for a checkpoint of
-    another model, or quantised by a method that is not read.
+    A hub id is downloaded, or read from the local cache if the hub can't be reached. Raises
+    CheckpointError if neither is found, and, before weights are downloaded, for another model or a
+    method of quantising that is not read.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder
@@ -71,7 +70,7 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 
 
 def local_folder(model_path: str | Path) -> Path | None:
-    """Return a checkpoint's folder, or None for a hub id. Raises CheckpointError for neither."""
+    """Return a checkpoint's folder, None for a hub id. Raises CheckpointError for neither."""
     folder = Path(model_path)
     if folder.is_dir():
         return folder
@@ -88,10 +87,9 @@ def local_folder(model_path: str | Path) -> Path | None:
 
 
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
-    """Download the files of a hub id that match. Returns the folder of its revision in the cache.
+    """Download the matching files of a hub id. Returns the folder of its revision in the cache.
 
-    Files in its subfolders are ignored. Raises CheckpointError where the hub can't be reached and
-    the cache has none.
+    Subfolders are ignored. Raises CheckpointError.
     """
     from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
 
@@ -108,11 +106,9 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
 class Checkpoint:
     """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
 
-    quantised: the form of each quantised matrix by its name, but for those that an adapter changes,
-    which are weights as any other. Shards are opened only while they are read, so that no file
-    stays mapped in memory. Raises CheckpointError if the index, a shard, or the single file is
-    missing or broken, a matrix is quantised in a form that is not understood, or an adapter can't
-    be merged.
+    quantised: the form of each quantised matrix by its name, except those that an adapter changes.
+    Shards are opened only while they are read. Raises CheckpointError if a file is missing or
+    broken, a form is not understood, or an adapter can't be merged.
     """
 
     def __init__(self, folder: Path, adapters: Sequence[AdapterPath] = ()):
@@ -144,7 +140,7 @@ class Checkpoint:
 
     @property
     def merged(self) -> tuple[str, ...]:
-        """A text for each adapter: its folder, its weight, and how many weights it changes."""
+        """A text for each adapter: its folder, its weight, and its number of changed weights."""
         texts = []
         for adapter in self._adapters:
             rounded = len(self._forms.keys() & adapter.changes)
@@ -153,10 +149,9 @@ class Checkpoint:
         return tuple(texts)
 
     def headers(self) -> dict[str, StoredTensor]:
-        """Return type, shape and place of every tensor, by its name in the files.
+        """Return type, shape and place of every tensor of the index, by its name in the files.
 
-        Without those that the index leaves out, or has in another file. Raises CheckpointError for
-        a file that can't be read or lacks a tensor, and for drawn weights, which are in no file.
+        Raises CheckpointError, also for drawn weights.
         """
         if self._drawn is not None:
             raise CheckpointError(f"{self.folder} has drawn weights, in no file.")
@@ -175,7 +170,7 @@ class Checkpoint:
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:
-        """Open a reader, which is closed at the end of the `with` block."""
+        """Open a reader for a `with` block."""
         reader = self._drawn or ShardReader(self.folder, self._files, self._forms, self._adapters)
         try:
             yield reader
@@ -189,8 +184,8 @@ OPEN_BYTES = 64 << 20  # size limit of the shards that a reader keeps open
 class ShardReader:
     """Reader of tensors by name, which keeps one large shard open at a time, or several small ones.
 
-    Adapters are merged, in their order, into each weight that they change. The parts read from open
-    files count as this process's memory.
+    Adapters are merged, in their order, into each weight that they change. Open files count as this
+    process's memory.
     """
 
     def __init__(
@@ -209,10 +204,9 @@ class ShardReader:
         self._open_bytes = 0
 
     def tensor(self, name: str) -> "Tensor":
-        """Read a tensor; a quantised matrix as the weights that it stands for, in float32.
+        """Read a tensor; a quantised or merged matrix as weights in float32.
 
-        A weight that an adapter changes is merged in float32. Raises CheckpointError when its shard
-        or an adapter's file is missing or broken.
+        Raises CheckpointError.
         """
         weight = self._weight(name)
         for adapter in self._adapters:
@@ -232,7 +226,7 @@ class ShardReader:
     def numbers(self, name: str) -> "tuple[Tensor, Tensor]":
         """Read the published numbers and scales of a quantised matrix of integers.
 
-        See checkpoint.numbers.read_numbers. Raises CheckpointError.
+        See checkpoint.numbers.read_numbers.
         """
         from qwen3_omni_neuron.checkpoint.numbers import read_numbers  # imports torch
 
@@ -270,7 +264,7 @@ class ShardReader:
             ) from error
 
     def trim(self) -> None:
-        """Close the open shards if they are large, and adapters, so that they no longer count."""
+        """Close adapters and large shards, so that they no longer count."""
         self._open_adapters.clear()
         if self._open_bytes > OPEN_BYTES:
             self._close_shards()
@@ -286,10 +280,7 @@ class ShardReader:
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
-    """Return every tensor's file name, from the index or from the single file's header.
-
-    Raises CheckpointError for a file that is missing or can't be read.
-    """
+    """Return every tensor's file name, by index or single file. Raises CheckpointError."""
     files = read_index(folder)
     if files is not None:
         shards = set(files.values())
@@ -312,15 +303,12 @@ SAMPLE_BYTES = 64
 
 
 def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256, as 64 hex digits, that tells one checkpoint from another.
+    """Return a sha256 that tells one checkpoint from another.
 
-    It covers config.json, quantisation settings in a file of their own, the index, and for every
-    shard its size, its header (names, types, shapes and offsets of its tensors), and the 64 bytes
-    in the middle of every tensor: two fine-tunes of one model differ in nothing else. Paths and
-    times of files don't count. A change of values outside the middle of every tensor is not
-    noticed, but in an adapter.
-    Takes seconds for the released checkpoint: 28,000 reads. adapters: see adapters_digest.
-    Raises CheckpointError for a file that is missing or can't be read.
+    It covers config.json, other quantisation settings, the index, and for every shard its size, its
+    header, and the 64 bytes in the middle of every tensor: two fine-tunes differ in nothing else. A
+    change outside the middle of every tensor is not noticed, except in an adapter. Takes seconds
+    for the released checkpoint: 28,000 reads. Raises CheckpointError.
     """
     digest = hashlib.sha256()
     try:
@@ -345,11 +333,10 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
 
 
 def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256, as 64 hex digits, of what makes a conversation another one.
+    """Return a sha256 of what a stored conversation depends on.
 
     It covers what `fingerprint` does, and the tokenizer, the chat template and the settings of
-    audio and images. generation_config.json, which has defaults of options, does not count.
-    Raises CheckpointError as `fingerprint` does, and OSError.
+    audio and images. Raises CheckpointError, and OSError.
     """
     digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):

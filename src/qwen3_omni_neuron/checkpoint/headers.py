@@ -1,7 +1,4 @@
-"""Headers of safetensors files: type, shape and place of every tensor, without its values.
-
-And the index, which names the file of each tensor.
-"""
+"""Headers of safetensors files, and the index, which names the file of each tensor."""
 
 import json
 import os
@@ -19,7 +16,7 @@ _INTEGERS = {"I32": 4, "I64": 8}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file. dtype: safetensors' name of it; begin, end: its bytes in the file."""
+    """One tensor of a file. dtype: safetensors' name; begin, end: its bytes in the file."""
 
     path: Path
     dtype: str
@@ -34,7 +31,7 @@ class StoredTensor:
 
 
 def header_bytes(file: BinaryIO) -> bytes:
-    """Read the header at the start of a file. Raises ValueError if it is truncated."""
+    """Read the header of a file. Raises ValueError if it is truncated."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     size = os.fstat(file.fileno()).st_size
     if length + LENGTH_BYTES > size:
@@ -43,10 +40,7 @@ def header_bytes(file: BinaryIO) -> bytes:
 
 
 def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """Parse a header. Returns type, shape, begin and end of each tensor; 0 is the header's end.
-
-    Raises ValueError.
-    """
+    """Return type, shape, begin and end (from the header) of each tensor. Raises ValueError."""
     raw = json.loads(header)
     raw.pop("__metadata__", None)
     return {
@@ -58,8 +52,7 @@ def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, in
 def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
     """Read the headers of some files of a folder. Returns their tensors by name.
 
-    Raises CheckpointError for a file that is missing or can't be read, or does not end with its
-    last tensor.
+    Raises CheckpointError for a file that can't be read, or does not end with its last tensor.
     """
     found: dict[str, StoredTensor] = {}
     for path in (folder / name for name in sorted(files)):
@@ -81,10 +74,7 @@ def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """Read the name of each tensor's file, which is in the same folder; None without an index.
-
-    Raises CheckpointError for an index that can't be read.
-    """
+    """Return the name of each tensor's file; None without an index. Raises CheckpointError."""
     path = folder / INDEX_FILE
     if not path.exists():
         return None

@@ -12,10 +12,7 @@ MOST_REASON = 300  # characters of another library's message that an error quote
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; the caller closes it.
-
-    Raises OSError, also for what is not a regular file: reading a pipe might never end.
-    """
+    """Open a file for reading. Raises OSError, also for a pipe, whose reading might never end."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)  # or opening a pipe waits for its writer
@@ -54,7 +51,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's message for quoting in another one: short and printable."""
+    """Return an error's message, short and printable."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = printable(str(error), MOST_REASON)
@@ -64,7 +61,7 @@ def reason(error: BaseException) -> str:
 def read_preprocessor(folder: Path) -> dict[str, Any]:
     """Read the settings of the image processor and the feature extractor.
 
-    Raises CheckpointError where the folder has no usable preprocessor_config.json.
+    Raises CheckpointError.
     """
     path = folder / "preprocessor_config.json"
     try:
@@ -95,7 +92,7 @@ def whole_setting(settings: dict[str, Any], name: str, default: int, most: int) 
 
 
 def check_served(settings: dict[str, Any], served: dict[str, Any]) -> None:
-    """Raise CheckpointError where a setting differs from its only supported value."""
+    """Raise CheckpointError if a setting differs from its only supported value."""
     for name, only in served.items():
         value = settings.get(name, only)
         if value != only:

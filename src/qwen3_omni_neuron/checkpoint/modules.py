@@ -1,7 +1,4 @@
-"""Modules of model/: created without memory, then filled with a checkpoint's weights.
-
-They are created on the meta device, so that a parameter takes memory only when it is read.
-"""
+"""Modules of model/: created on the meta device, then filled with a checkpoint's weights."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +37,8 @@ STAGES = ("thinker", "talker", "vocoder")
 class Models:
     """Modules of model/ by name, None if not requested.
 
-    embedding: the thinker's token embedding; the talker's text rows are projected from it.
-    codec_embedding: the talker's codec embedding.
+    embedding: the thinker's, of tokens, from which the talker's text rows are projected.
+    codec_embedding: the talker's.
     """
 
     thinker: ThinkerModel | None = None
@@ -59,8 +56,7 @@ class Models:
 def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
     """Read the token embedding and the codec embedding only.
 
-    The talker's rows are looked up in them. Raises CheckpointError; see
-    checkpoint.parameters.load_parts.
+    Raises CheckpointError; see checkpoint.parameters.load_parts.
     """
     models = Models()
     with torch.device("meta"), _NoInit():
@@ -72,10 +68,10 @@ def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) 
 
 
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
-    """Create the modules of some stages on the meta device, without weights.
+    """Create the modules of some stages on the meta device.
 
-    Returns the modules, and by their names in Models the parts that fill them. Talker and vocoder
-    are left out if the checkpoint has none.
+    Returns the modules, and by their names in Models the parts that fill them, without a missing
+    talker or vocoder.
     """
     models = Models()
     parts: dict[str, Part] = {}
@@ -90,10 +86,7 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
 
 
 def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace a module's parameters and buffers by the given tensors, without a copy.
-
-    tensors: each with its dotted name in the module.
-    """
+    """Replace a module's parameters and buffers by tensors of these names, without a copy."""
     for name, tensor in tensors:
         owner, _, attribute = name.rpartition(".")
         holder = module.get_submodule(owner)
@@ -104,10 +97,7 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give a module's parameters a type. int8 experts and their scales keep theirs.
-
-    Buffers keep their types, too: they are constants, which would be rounded.
-    """
+    """Give a module's parameters a type, except int8 experts, their scales, and buffers."""
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             is_scale = isinstance(owner, MoeFeedForward) and name.endswith(SCALE)
@@ -118,8 +108,7 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
 class _NoInit(TorchFunctionMode):
     """Mode in which torch's initializers do nothing.
 
-    On the meta device they would import torch's compiler, which takes a second, to fill parameters
-    that have no memory.
+    On the meta device they would import torch's compiler, which takes a second.
     """
 
     def __torch_function__(

@@ -1,10 +1,7 @@
 """Released parameter names, and the parameter of model/ that each one goes to.
 
-Released names are spelled out in this file alone, and in testing.tiny.weights, which writes
-them. A parameter of a module is filled from pieces: each piece names one stored tensor and the
-region of the parameter that it fills. Most parameters have one piece. Gate and up, or q, k and v,
-are stored apart and computed as one matrix; experts are stored one by one and computed as one
-stack.
+A parameter is filled from pieces: each names one stored tensor and the region that it fills. Gate
+and up, or q, k and v, are stored apart and computed as one matrix; experts as one stack.
 """
 
 from collections.abc import Callable, Iterator
@@ -126,10 +123,7 @@ def projection_pieces(name: str) -> Pieces:
 
 
 def code_predictor_pieces(c: TalkerConfig) -> Pieces:
-    """Yield the pieces of model.code_predictor.CodePredictor.
-
-    They do not include its table of code 0, which is the talker's codec embedding.
-    """
+    """Yield the pieces of model.code_predictor.CodePredictor, without its table of code 0."""
     stored = "talker.code_predictor"
     yield from _decoder("decoder", f"{stored}.model", c.predictor)
     groups = range(c.code_groups - 1)
@@ -239,7 +233,6 @@ def _feed_forward(ours: str, theirs: str, width: int) -> Pieces:
 
 
 def _same(ours: str, theirs: str) -> Pieces:
-    """Yield weight and bias of a layer, stored in the form in which they are used."""
     for kind in ("weight", "bias"):
         yield f"{ours}.{kind}", [Piece(f"{theirs}.{kind}")]
 
@@ -250,10 +243,7 @@ def _snake(ours: str, theirs: str) -> Pieces:
 
 
 def _flat_rows(kernel: Tensor) -> Tensor:
-    """Flatten the patch convolution [out, channels, time, height, width] to a matrix [out, values].
-
-    The kernel covers exactly one patch, so the convolution is one matrix product.
-    """
+    """Flatten the patch convolution [out, channels, time, height, width] to [out, values]."""
     return kernel.flatten(1)
 
 

@@ -1,7 +1,4 @@
-"""Round matrices to int8, and read published ones: numbers, or the weights they stand for.
-
-checkpoint.quantised tells their forms. A weight is computed in float32 by the formula there.
-"""
+"""Round matrices to int8, and read published ones (checkpoint.quantised): numbers, or weights."""
 
 from collections.abc import Callable
 
@@ -19,10 +16,7 @@ Read = Callable[[str], Tensor]
 
 
 def read_weights(form: QuantisedForm, read: Read) -> Tensor:
-    """Read a quantised matrix. Returns its weights, float32 [out, into].
-
-    Raises CheckpointError where its tensors contradict its form.
-    """
+    """Read a quantised matrix as weights, float32 [out, into]. Raises CheckpointError."""
     if form.label == "NVFP4":
         return _of_nvfp4(form, read)
     if "FP8" in form.label:
@@ -35,7 +29,7 @@ def read_numbers(form: QuantisedForm, read: Read) -> tuple[Tensor, Tensor]:
     """Read a matrix of GPTQ or pack-quantized.
 
     Returns its numbers, int8 [out, into], around 0, and its scales [out, groups]. Raises
-    CheckpointError where its tensors contradict its form.
+    CheckpointError.
     """
     middle = 1 << (form.bits - 1)
     if form.label == "pack-quantized":
@@ -65,8 +59,8 @@ def _of_fp8(form: QuantisedForm, read: Read) -> Tensor:
     scale = read(f"{form.layer}.{ending}").float().reshape(-(-out // rows), -(-into // inputs))
     each = scale.repeat_interleave(rows, 0)[:out].repeat_interleave(inputs, 1)[:, :into]
     wide = read(f"{form.layer}.weight").float()
-    # In spite of the name most files have multipliers there, about max|w| / 448; some really have
-    # reciprocals, which are as far above 1 as those are below it.
+    # Most files have multipliers there, about max|w| / 448; some have reciprocals, as the name
+    # says, which are as far above 1.
     if ending == "weight_scale_inv" and scale.median() > 1:
         return wide.div_(each)
     return wide.mul_(each)
@@ -100,14 +94,13 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
 
-    The largest weight of a row is 127. A stack is rounded one matrix at a time, which bounds the
-    memory.
+    The largest weight of a row is 127. A stack is rounded one matrix at a time.
     """
     rounded = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device=matrix.device)
     stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
     flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
-    # Instead of dividing by a number, a GPU multiplies by its reciprocal, which rounds otherwise.
+    # A GPU multiplies by the reciprocal, which rounds otherwise.
     largest = torch.tensor(_LARGEST_INT8, device=matrix.device)
     for one, to, by in zip(stack, *flat, strict=True):
         wide = one.float()

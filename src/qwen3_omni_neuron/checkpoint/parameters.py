@@ -1,7 +1,4 @@
-"""Read stored tensors, convert them, and make them the parameters of modules.
-
-checkpoint.names says which stored tensors fill a parameter.
-"""
+"""Read stored tensors, convert them, and make them the parameters of modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ LISTED_NAMES = 12  # names that an error lists; the rest are counted
 
 @dataclass(frozen=True)
 class Part:
-    """One module with the pieces of every parameter that is its own.
+    """One module with the pieces of its parameters.
 
     prefixes: all released names that begin with one of them must be used.
     """
@@ -32,10 +29,9 @@ class Part:
 def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """Fill the parameters of modules that were laid out on the meta device.
 
-    Parameters are converted while they are copied, one at a time: memory peaks at all parameters
-    plus the stored tensors of one of them.
-    Raises CheckpointError that lists the missing names and the names that no parameter takes, or
-    names the first tensor of another shape than config.json says.
+    Memory peaks at all parameters plus the stored tensors of one of them. Raises CheckpointError
+    that lists missing and unused names, or names the first tensor of another shape than config.json
+    says.
     """
     parts = list(parts)
     check_names(parts, checkpoint)
@@ -51,9 +47,8 @@ def converted(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    dtype: dtype of all parameters, or a function of a parameter's name and of the dtype that holds
-    all its stored tensors exactly. Raises CheckpointError for a tensor of another shape than
-    config.json says.
+    dtype: of all parameters, or a function of a parameter's name and the dtype that holds all its
+    stored tensors exactly. Raises CheckpointError.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
@@ -70,10 +65,7 @@ def converted(
 
 
 def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
-    """Convert a stored tensor and copy it to its region of a parameter.
-
-    Raises CheckpointError if its shape differs from the region's.
-    """
+    """Convert a stored tensor and copy it to its region. Raises CheckpointError."""
     region, stored = fitting(parameter, piece, stored)
     region.copy_(stored)
 
@@ -81,7 +73,7 @@ def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
 def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Tensor]:
     """Return the region of a parameter that a piece fills, and the stored tensor, converted.
 
-    parameter: may be on the meta device. Raises CheckpointError if their shapes differ.
+    Raises CheckpointError if their shapes differ.
     """
     region = parameter[piece.region]
     if piece.convert is not None:
@@ -97,10 +89,9 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint has all names that the parts need.
+    """Check that the checkpoint has all names of the parts, and no others with their prefixes.
 
-    It must have no other names that begin with one of their prefixes. Raises CheckpointError; see
-    compare_names.
+    Raises CheckpointError.
     """
     stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
@@ -112,8 +103,7 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
     """Compare the names that modules need with the names in a checkpoint.
 
     wanted: names that must all be stored. owned: stored names that must all be wanted. Raises
-    CheckpointError that lists the wanted names that are not stored and the owned names that are not
-    wanted.
+    CheckpointError that lists both.
     """
     problems = []
     for problem, names in (
@@ -133,6 +123,6 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
 
 
 def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make a tensor the module's parameter with this dotted name, without a copy."""
+    """Set a module's parameter of a dotted name, without a copy."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))

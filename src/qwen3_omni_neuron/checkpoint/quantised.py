@@ -55,9 +55,9 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: name of the matrix without an ending. endings: endings of its tensors. label: name of the
-    form for people. bits: size of a number. block: how many rows and inputs share a scale. scale:
-    safetensors' name of the scales' type. bytes: size of all its tensors.
+    layer: name without an ending. endings: of its tensors. label: for people. bits: size of a
+    number. block: how many rows and inputs share a scale. scale: safetensors' type of the scales.
+    bytes: size of all its tensors.
     """
 
     layer: str
@@ -78,7 +78,7 @@ class QuantisedForm:
 
 
 def read_settings(folder: Path) -> Settings | None:
-    """Read the quantisation settings of a checkpoint; None where it has none.
+    """Read the quantisation settings of a checkpoint; None if it has none.
 
     They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
     CheckpointError for a method or a setting that is not read.
@@ -104,10 +104,7 @@ def read_settings(folder: Path) -> Settings | None:
 
 
 def find_settings(folder: Path) -> tuple[str, Settings] | None:
-    """Return the file that has a checkpoint's quantisation settings, and them. None without any.
-
-    Raises CheckpointError for a file that can't be read.
-    """
+    """Return the file of a checkpoint's quantisation settings, and them. Raises CheckpointError."""
     for name in ("config.json", "quantization_config.json", "hf_quant_config.json"):
         try:
             found = json.loads((folder / name).read_bytes())
@@ -125,18 +122,17 @@ def find_settings(folder: Path) -> tuple[str, Settings] | None:
 
 
 def scales_of_inputs(names: Iterable[str]) -> int:
-    """Return how many matrices have a scale by which their inputs would be rounded."""
+    """Return how many matrices have a scale of their inputs."""
     return sum(name.rpartition(".")[2] in _OF_INPUTS for name in names)
 
 
 def quantised_forms(
     tensors: Mapping[str, StoredTensor], settings: Settings | None
 ) -> tuple[dict[str, QuantisedForm], set[str]]:
-    """Tell the form of every quantised matrix.
+    """Return the forms by the released name of the matrix, which ends in ".weight".
 
-    Returns the forms by the released name of the matrix, which ends in ".weight", and the names of
-    all tensors that belong to them or to activations. Raises CheckpointError for a form that is
-    not read, and names its first matrix.
+    And the names of all tensors of them or of activations. Raises CheckpointError for a form that
+    is not read, and names its first matrix.
     """
     layers: dict[str, set[str]] = {}
     used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
@@ -180,7 +176,7 @@ class _Matrix:
         return shape[0], shape[1]
 
     def check(self, ending: str, types: str, *shape: int) -> None:
-        """Refuse a tensor of another type, one of `types`, or of another shape."""
+        """Refuse a tensor of another type or shape."""
         stored = self.tensors[ending]
         if stored.dtype not in types.split() or stored.shape != shape:
             raise self.refused(

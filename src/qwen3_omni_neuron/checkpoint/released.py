@@ -44,8 +44,8 @@ def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
 def open_config(model_path: str) -> Iterator[Path]:
     """Yield a folder with a checkpoint's config.json, and with weights or none.
 
-    model_path: see checkpoint.files.resolve_checkpoint. A released checkpoint's hub id needs no
-    hub; the JSON files of another one are downloaded. Raises CheckpointError.
+    A released checkpoint's hub id needs no hub; the JSON files of another one are downloaded.
+    Raises CheckpointError.
     """
     folder = local_folder(model_path)
     if folder is None and model_path not in SPEAKS:

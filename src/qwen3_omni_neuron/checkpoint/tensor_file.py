@@ -1,7 +1,6 @@
 """Write safetensors files one tensor at a time, and map them into memory.
 
-The writer of the safetensors package needs all tensors of a file in memory at once, and its reader
-reads a page of each tensor that it hands out.
+The safetensors package's writer needs all tensors in memory, and its reader reads a page of each.
 """
 
 import json
@@ -49,7 +48,7 @@ def write_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     instead: Layout = _NOTHING,
 ) -> None:
-    """Write a new file. tensors: names and tensors, in the order of the layout. Raises OSError.
+    """Write a new file of names and tensors in the order of the layout. Raises OSError.
 
     instead: see write_tensor_files.
     """
@@ -65,10 +64,9 @@ def write_tensor_files(
 ) -> None:
     """Write several new files of one layout side by side.
 
-    parts: the name of a tensor, and its next data for each file: the whole tensor, or the next
-    slice along its first axis. Tensors come in the order of the layout. instead: shape and another
-    dtype that some tensors of the layout may come in; the header says what came, and is written
-    last. Raises OSError.
+    parts: the name of a tensor, in the order of the layout, and its next data for each file: the
+    whole tensor, or the next slice along its first axis. instead: shape and another dtype that some
+    tensors may come in; the header, written last, says what came. Raises OSError.
     """
     # The entries of one of the two are all the longer ones, so that no mixture is longer.
     reserved = max(len(_header(layout)), len(_header({**layout, **instead})))
@@ -119,9 +117,9 @@ def _header(layout: Layout, least_bytes: int = 0) -> bytes:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Map a file into memory. Returns its tensors by name; no page is read before its use.
+    """Map a file into memory. Returns its tensors by name, without reading a page.
 
-    Raises OSError, SafetensorError for a broken file, and ValueError for a type that Layout lacks.
+    Raises OSError, SafetensorError for a broken file, and ValueError for an unknown type.
     """
     with safe_open(path, framework="pt"):
         pass  # the package has checked the header against the file's size

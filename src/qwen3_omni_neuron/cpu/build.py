@@ -15,9 +15,8 @@ from qwen3_omni_neuron.engines.protocols import StageEngines
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
     """Build the engines of some stages in this process, with the weights of those stages alone.
 
-    They are in C where it was compiled and computes the plan's dtype, else in torch.
-    stages: some of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
-    Raises CheckpointError (see checkpoint.parameters.load_parts), ArtifactError (see cpu.weights).
+    They are in C where it was compiled and computes the plan's dtype, else in torch. stages: some
+    of checkpoint.modules.STAGES. Raises CheckpointError, ArtifactError (see cpu.weights).
     """
     library = library_for(spec.plan.dtype)
     if library is None:

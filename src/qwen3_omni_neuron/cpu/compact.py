@@ -1,12 +1,12 @@
 """bfloat16 matrices in 12 bits a number, without a loss: the compact form of library.h.
 
 The numbers of a trained matrix have few exponents. For each output and 256 of its inputs, 16
-exponents are written in 4 bits, beside sign and mantissa; the few numbers with other exponents are
-listed in the head of their block. A matrix with too many of these has no compact form, nor has one
-whose inputs are no multiple of 4. The C packs and computes; torch unpacks.
+exponents are written in 4 bits, beside sign and mantissa; numbers with other exponents are listed
+in the head of their block. A matrix with too many of these has no compact form, nor has one whose
+inputs are no multiple of 4.
 
-A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8
-[..., ceil(out / 32), bytes of a panel].
+A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8 [..., ceil(out / 32), bytes
+of a panel].
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ QUAD_BYTES = 3 * 2 * PANEL
 _AT_ONCE = 1 << 20
 """Numbers that torch unpacks at a time: it takes about 100 bytes for each."""
 
-# Output of each place of a row. Neighbours, which are the halves of 32 bits, are 8 outputs apart: a
-# shift and a mask give two vectors of floats.
+# Output of each place of a row. Neighbours, the halves of 32 bits, are 8 outputs apart: a shift and
+# a mask give two vectors of floats.
 OUTPUTS = [16 * (place // 16) + place % 16 // 2 + 8 * (place % 2) for place in range(PANEL)]
 
 

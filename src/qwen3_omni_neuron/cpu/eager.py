@@ -91,10 +91,7 @@ class EagerSlots(CpuSlots):
         start: int = 0,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
-
-        deepstack: see ThinkerModel.prefill. Returns what the model's `prefill` returns.
-        """
+        """Append rows to the first `start` rows of a slot, by the model's `prefill`."""
         self._begin(slot, start)
         window = self._cache.slots(slot, slot + 1).window(start + len(rows))
         last, cache = torch.tensor([len(rows) - 1]), PromptCache(window, start)
@@ -106,8 +103,7 @@ class EagerSlots(CpuSlots):
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
         """Append one row to each slot.
 
-        inputs: token ids int64 [n] or embeddings [n, hidden], as the model's `decode` takes them.
-        Returns what `decode` returns.
+        inputs: token ids int64 [n] or embeddings [n, hidden].
         """
         lengths, positions = self._ends(slots)
         cache = SlotCache(
@@ -148,10 +144,7 @@ class EagerThinkerSlots(EagerSlots):
 
 
 class EagerPredictor:
-    """The code predictor of model/; see engines.protocols.Predictor.
-
-    arithmetic: type that it computes in.
-    """
+    """The code predictor of model/. arithmetic: type that it computes in."""
 
     def __init__(self, predictor: CodePredictor, arithmetic: torch.dtype = torch.float32):
         self._predictor, self._arithmetic = predictor, arithmetic
@@ -196,11 +189,11 @@ class EagerCode2Wav:
         return self._code2wav.step(codes, state)
 
     def join(self, states: Sequence[State]) -> State:
-        """Join the states of single streams into one state, without a copy if there is only one."""
+        """Join the states of single streams."""
         if len(states) == 1:
             return states[0]
         return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
 
     def split(self, state: State) -> Sequence[State]:
-        """Split a state into those of single streams: the reverse of `join`."""
+        """Reverse `join`."""
         return list(zip(*(tensor.split(1) for tensor in state), strict=True))

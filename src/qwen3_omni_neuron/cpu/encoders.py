@@ -10,34 +10,31 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_window
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, pad_patches, patch_places
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 
-PATCHES_AT_ONCE = 4096  # bounds the memory that a long video takes beside its results
+PATCHES_AT_ONCE = 4096  # bounds the memory of a long video
 
 
 class CpuAudio:
-    """Audio encoder over model.audio_encoder.
-
-    convolve: computes the convolutions in place of AudioEncoder.convolve.
-    """
+    """Audio encoder over model.audio_encoder. convolve: in place of AudioEncoder.convolve."""
 
     def __init__(
         self, encoder: AudioEncoder, convolve: Callable[[Tensor, int], Tensor] | None = None
     ):
         self._encoder, self._dtype = encoder, encoder.norm.weight.dtype
         self._convolve = convolve or encoder.convolve
-        # torch prepares its convolutions at their first call; no request should wait for that.
+        # torch prepares its convolutions at their first call.
         with torch.inference_mode():
             self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
 
     def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
-        """Encode the windows of audio clips one by one; see engines.media.Audio.encode."""
+        """Encode the windows of audio clips one by one."""
         c, dtype = self._encoder.config, self._dtype
         rows = torch.empty(sum(tokens_of_windows(clips, c)[first:stop]), c.output_size, dtype=dtype)
         end = 0
-        # Encode one window at a time. In a batch of another size, or with a longer window, torch
-        # adds in another order, and a prompt in pieces would differ from the whole prompt in the
-        # last bits. Batches are not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57,
-        # 49, 61 and 62 ms with the tiny checkpoint, 217, 222, 281 and 340 ms with the small one),
-        # and with the released sizes the convolutions of each window take 130 MB of float32.
+        # In a batch of another size, or with a longer window, torch adds in another order: a prompt
+        # in pieces would differ from the whole prompt in the last bits. Batches are not faster (128
+        # s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with the tiny
+        # checkpoint, 217, 222, 281 and 340 ms with the small one), and a released window's
+        # convolutions take 130 MB of float32.
         for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
             # [1, mels, 100 * chunks] -> [chunks, mels, 100]
             chunks = batch.mel[0].to(dtype).unflatten(1, (-1, c.chunk_mel_frames)).transpose(0, 1)
@@ -60,7 +57,7 @@ class CpuVision:
         self._dtype = encoder.merger.norm.weight.dtype
 
     def encode(self, visuals: Iterable[Visual]) -> Tensor:
-        """Encode images and videos. Returns [1 + deepstack, rows, hidden] of all rows, in order."""
+        """Encode images and videos to [1 + deepstack, rows, hidden], in order."""
         encoded = [frames for visual in visuals for frames in self._encode_frames(visual)]
         return torch.cat(encoded, 1)
 

@@ -22,11 +22,7 @@ INT4_STEPS = tuple(-7 - n / 8 for n in range(22))
 
 @dataclass(frozen=True)
 class Groups:
-    """Format of an int4 matrix.
-
-    size: inputs of a group, a multiple of 32. scale: type of the scales, float32, bfloat16 or
-    float16.
-    """
+    """Format of an int4 matrix. size: inputs of a group, a multiple of 32. scale: a float type."""
 
     size: int = 32
     scale: torch.dtype = torch.bfloat16
@@ -56,10 +52,7 @@ def packed_type(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def pack(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Pack a matrix [..., out, into] in torch.
-
-    dtype: float32 widens bfloat16 on the way; None keeps the matrix's.
-    """
+    """Pack a matrix [..., out, into] in torch. dtype: float32 widens bfloat16 on the way."""
     matrix = matrix.to(packed_type(matrix, dtype))
     padded = F.pad(matrix, (0, 0, 0, -matrix.shape[-2] % PANEL))
     return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
@@ -80,9 +73,8 @@ def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Round a bfloat16 matrix [..., out, into] to int4.
 
     Returns its numbers, int8 [..., out, into], and its scales [..., out, ceil(into / size)]. The
-    largest weight of a group is given each of INT4_STEPS in turn, the others the nearest numbers.
-    Of each step's numbers and the scale that fits them best, those with the least squared error are
-    taken. A stack is rounded one matrix at a time, which bounds the memory.
+    largest weight of a group is given each of INT4_STEPS in turn, the others the nearest numbers;
+    the numbers with the least squared error, under their best scale, are taken.
     """
     assert matrix.dtype == torch.bfloat16 and groups.scale == torch.bfloat16
     if matrix.ndim > 2:
@@ -94,7 +86,7 @@ def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     largest = torch.where(most > -least, most, least)
     best, scale = torch.zeros_like(largest), torch.zeros_like(largest)
     for step in INT4_STEPS:
-        # A number divided by a tensor is its product with reciprocals, which differs from the C.
+        # Division by a tensor multiplies by reciprocals, which differs from the C.
         per_step = torch.tensor(step) / largest
         # NaN where all weights are zero: its comparison below is false.
         numbers = _nearest(padded * per_step.unsqueeze(-1))

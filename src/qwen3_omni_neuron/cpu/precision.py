@@ -8,14 +8,13 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-With int8, int4 and bfloat16 the code predictor defaults to `mixed` (CompilePlan.predictor_dtype),
-and computes in float32. The released one has an activation of about 49,000, under which int8 in any
-group of its matrices changes too many codes, though its down projections stay as in mixed
-(bench.quantisation, outlier).
+With int8, int4 and bfloat16 the code predictor defaults to `mixed`, and computes in float32. The
+released one has an activation of about 49,000, under which int8 in any group of its matrices
+changes too many codes, though its down projections stay as in mixed (bench.quantisation, outlier).
 
 Weights for the C are packed (see cpu.packing), their bfloat16 matrices in 12 bits a number where
-that loses nothing (see cpu.compact). Without the compiled library torch computes all of them:
-packed weights are unpacked and widened to float32 when they are loaded.
+that loses nothing (see cpu.compact). Without the compiled library they are unpacked and widened to
+float32 at the load.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,9 +58,9 @@ class Precision:
     """Weight types of one dtype.
 
     matrices: type of matrices, convolutions and tables of rows. others: type of norms, biases and
-    all arithmetic. packed: whether matrices are laid out for the C. large: kind (see WeightForm) of
-    most matrices of the encoders, thinker, talker and code predictor. layers: kind of the matrices
-    in the thinker's layers.
+    all arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
+    matrices of the encoders, thinker, talker and code predictor. layers: kind of those in the
+    thinker's layers.
     """
 
     matrices: torch.dtype
@@ -103,9 +102,9 @@ class WeightForm:
         return replace(self, kind="panels") if self.kind == "compact" else self
 
     def read(self, stored: torch.dtype) -> torch.dtype:
-        """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
+        """Return the type that `keep` takes for a parameter stored as `stored`.
 
-        A bfloat16 matrix stays bfloat16 until packing widens it, which rounds nothing.
+        A bfloat16 matrix stays bfloat16 until packing widens it.
         """
         widened = self.kind == "panels" and self.dtype == torch.float32
         return stored if widened and stored == torch.bfloat16 else self.dtype
@@ -125,7 +124,7 @@ class WeightForm:
         return {target: (packed_shape(self.matrix), self.dtype)}
 
     def keep(self, target: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return the tensors kept for a parameter, by name. tensor: the parameter as read."""
+        """Return the tensors kept for a parameter, by name."""
         if self.kind == "whole":
             return {target: tensor}
         matrix = tensor.view(self.matrix)
@@ -140,7 +139,7 @@ class WeightForm:
         return {target: _panels(matrix, self.dtype)}
 
     def widen(self, kept: Mapping[str, Tensor], target: str, shape: torch.Size) -> Tensor:
-        """Return a parameter in float32 and in the module's shape, from the tensors kept for it."""
+        """Return a parameter in float32 and in the module's shape, from its kept tensors."""
         if self.kind == "whole":
             return kept[target].float()
         if self.kind in ("int4", "published"):
@@ -156,10 +155,9 @@ class WeightForm:
 
 
 def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
-    """Return the precision of a part: the code predictor's may differ from the dtype's.
+    """Return the precision of a part of checkpoint.modules.Models.
 
-    part: its name in checkpoint.modules.Models. predictor_dtype: see CompilePlan. Weights that are
-    not packed are in `dtype` in either case.
+    Weights that are not packed are in `dtype`, whatever predictor_dtype.
     """
     precision = PRECISIONS[dtype]
     own = part == "code_predictor" and predictor_dtype != SAME and precision.packed
@@ -167,12 +165,12 @@ def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precis
 
 
 def library_for(dtype: str) -> Any:
-    """Return the compiled library where it computes this dtype, None where torch does."""
+    """Return the compiled library if it computes this dtype."""
     return find_library() if PRECISIONS[dtype].packed else None
 
 
 def _panels(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pack a matrix [..., out, into] in C or, without the library, in torch: the same bytes."""
+    """Pack a matrix [..., out, into] in C or in torch: the same bytes."""
     library = find_library()
     if library is None:
         return pack(matrix, dtype)
@@ -182,7 +180,7 @@ def _panels(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
-    """Round a matrix to int4 and pack it, in C or in torch: the bytes are the same."""
+    """Round a matrix to int4 and pack it, in C or in torch: the same bytes."""
     library = find_library()
     if library is None:
         return pack_groups(*quantise_groups(matrix, groups), groups)
@@ -207,19 +205,18 @@ def weight_form(
     target: str,
     stored: Sequence[QuantisedForm | None] = (),
 ) -> WeightForm:
-    """Return the form of a parameter.
+    """Return the form of a parameter of a part.
 
-    part: the module's name in checkpoint.modules.Models. stored: published form of each of its
-    stored matrices, None for weights. A matrix of the thinker keeps its numbers in dtypes int8 and
-    int4 if all are int4 in groups of one size. One of other numbers than FP8 is never compact: too
-    many are zero.
+    stored: published form of each of its stored matrices, None for weights. A matrix of the thinker
+    keeps its numbers in dtypes int8 and int4 if all are int4 in groups of one size. One of other
+    numbers than FP8 is never compact: too many are zero.
     """
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)
     shape = tuple(module.get_parameter(target).shape)
     if not _is_matrix(owner, name) or part == "code2wav":
-        # Torch interpolates the vision encoder's table. Matrices that are left are code2wav's:
-        # it packs them and its convolutions itself, as the audio encoder does its convolutions.
+        # Torch interpolates the vision encoder's table. The other matrices are code2wav's, which
+        # packs them itself.
         is_table = isinstance(owner, nn.Embedding) or name == "embedding"
         is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
         small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
@@ -245,7 +242,7 @@ def weight_form(
 
 
 def _published_groups(stored: Sequence[QuantisedForm | None]) -> Groups | None:
-    """Return the format of a parameter that keeps its published numbers, None for others."""
+    """Return the format of published numbers that a parameter keeps."""
     forms = [form for form in stored if form is not None and form.are_groups_of_int4]
     sizes = {form.block[1] for form in forms}
     if len(forms) < max(len(stored), 1) or len(sizes) > 1:

@@ -1,10 +1,7 @@
 """KV cache slots and rows of tokens of a thinker or a talker on the CPU.
 
-A slot is one row of the KV cache: the keys and values of one request. CpuSlots counts its rows.
-The classes over it compute new keys and values, and write them to the cache:
-
-- cpu.native.steps in C, by write_kv_row of cpu/native/decoder.c;
-- cpu.eager in torch, by `append` of the caches of model.kv_cache.
+A slot is one row of the KV cache: the keys and values of one request. They are written by
+cpu.native.steps in C (write_kv_row of cpu/native/decoder.c), or by cpu.eager in torch.
 """
 
 from collections.abc import Sequence
@@ -26,8 +23,8 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 class CpuSlots(SlotLengths):
     """KV cache of a decoder, with each slot's length and next rope position.
 
-    context_length: positions of a slot. dtype: type of the KV cache.
-    Raises OptionError where the system does not give the cache's address space.
+    context_length: positions of a slot. dtype: type of the KV cache. Raises OptionError if the
+    cache's address space can't be allocated.
     """
 
     chunked_prefill = True
@@ -44,9 +41,9 @@ class CpuSlots(SlotLengths):
             ) from error
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another slot, and drop the other rows of the latter.
+        """Copy the first rows of one slot to another slot, and drop the latter's other rows.
 
-        The target can't take a step before its next prefill, which sets its rope position.
+        The target needs a prefill before its next step.
         """
         length = self._lengths[source]
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"

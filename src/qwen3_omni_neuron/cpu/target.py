@@ -20,8 +20,7 @@ _quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtyp
 def auto_quantised(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str | None:
     """Return the dtype that "auto" means for a quantised checkpoint, None for any other.
 
-    Also None without the compiled library: torch would widen what the dtype keeps. Raises
-    CheckpointError; see checkpoint.files.Checkpoint.
+    Also None without the compiled library: torch would widen it. Raises CheckpointError.
     """
     if read_settings(folder) is None or find_library() is None:
         return None
@@ -46,10 +45,7 @@ LIMITS = TargetLimits(
 
 
 def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
-    """Return empty environments: the operating system gives cores to processes.
-
-    Raises OptionError where an instance or cores were named.
-    """
+    """Return empty environments. Raises OptionError if an instance or cores were named."""
     for name, value in (("instance", request.instance), ("cores", request.cores)):
         if value is not None:
             raise OptionError(
@@ -60,7 +56,7 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on: more threads wait for each other."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

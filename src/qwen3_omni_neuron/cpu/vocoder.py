@@ -19,7 +19,6 @@ class CpuVocoder:
     """Vocoder over calls of code2wav; see engines.protocols.Vocoder.
 
     A slot whose chunk was padded keeps no state, because the state would include padding.
-    chunk_frames: chunk sizes, ascending.
     """
 
     fault: Fault | None = None
@@ -38,18 +37,15 @@ class CpuVocoder:
         self._calls = calls
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the first chunks of streams; see engines.protocols.Vocoder.start.
-
-        Raises BucketError for a chunk of no frames or of too many.
-        """
+        """Decode the first chunks of streams. Raises BucketError for no or too many frames."""
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         samples, state = self._calls.start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the next chunks of streams; see engines.protocols.Vocoder.step.
+        """Decode the next chunks of streams. Raises BucketError as `start`.
 
-        Every slot was started, and its last chunk was not padded. Raises BucketError as `start`.
+        Every slot was started, and its last chunk was not padded.
         """
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         stateless = [slot for slot in slots if slot not in self._states]
@@ -74,7 +70,7 @@ class CpuVocoder:
     ) -> list[NDArray[np.float32]]:
         """Keep the new states of the slots, and cut the samples of padding off.
 
-        missing: number of samples that a stream's first chunk lacks; 0 for later chunks.
+        missing: samples that a stream's first chunk lacks.
         """
         frames = (samples.shape[1] + missing) // self.frame_samples
         parts = zip(slots, codes, self._calls.split(state), strict=True)
@@ -91,7 +87,7 @@ class Code2WavCalls(Protocol):
     config: Code2WavConfig
 
     def start(self, codes: Tensor) -> tuple[Tensor, Any]:
-        """Decode the first chunk of streams. Returns the samples and the state."""
+        """Decode the first chunk of streams to samples and state."""
         ...
 
     def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -99,9 +95,9 @@ class Code2WavCalls(Protocol):
         ...
 
     def join(self, states: Sequence[Any]) -> Any:
-        """Join the states of single streams into one state, without a copy if there is only one."""
+        """Join the states of single streams."""
         ...
 
     def split(self, state: Any) -> Sequence[Any]:
-        """Split a state into those of single streams: the reverse of `join`."""
+        """Reverse `join`."""
         ...

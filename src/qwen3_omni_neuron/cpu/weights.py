@@ -1,8 +1,7 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
 A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
-file is mapped into memory, without a copy, and all processes of one tree share its pages. They are
-read at the load, but the vision encoder's when an image first needs them.
+file is mapped into memory, and all processes of one tree share its pages.
 """
 
 import logging
@@ -72,9 +71,8 @@ def load_checkpoint_models(
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
-    dtype: one of cpu.precision.PRECISIONS. packed: whether weights that this dtype packs stay so,
-    for the C, or are widened, for torch. predictor_dtype: see CompilePlan. Raises CheckpointError;
-    see checkpoint.parameters.load_parts.
+    packed: weights that this dtype packs stay so, for the C; else widened, for torch. Raises
+    CheckpointError; see checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
@@ -98,11 +96,8 @@ def load_compiled_models(
 ) -> Models:
     """Load the modules of some stages from a tree.
 
-    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
-    packed, predictor_dtype: see load_checkpoint_models. quantised: Checkpoint.quantised of the
-    tree's checkpoint.
-    Raises ArtifactError for a file that can't be read, or whose tensors are not those of the
-    modules.
+    The talker also gets the thinker's token embedding. quantised: Checkpoint.quantised of the
+    tree's checkpoint. Raises ArtifactError.
     """
     models, parts = lay_out(config, stages)
     forms = _forms_of(parts, dtype, predictor_dtype, quantised)
@@ -133,7 +128,6 @@ def _forms_of(
     predictor_dtype: str,
     quantised: Mapping[str, QuantisedForm],
 ) -> Forms:
-    """Return the form of each parameter of some parts. See load_compiled_models."""
     return {
         name: weight_forms(part_precision(name, dtype, predictor_dtype), name, part, quantised)
         for name, part in parts.items()
@@ -143,9 +137,9 @@ def _forms_of(
 def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
-    "int4" where each of the thinker's matrices that it has in 4 bits is kept as published, else
-    "int8", which keeps the same numbers: a merged matrix would lose as much to 4 bits as an adapter
-    adds. Raises CheckpointError; see checkpoint.files.Checkpoint.
+    "int4" if each of the thinker's matrices in 4 bits is kept as published, else "int8", which
+    keeps the same numbers: a merged matrix would lose as much to 4 bits as an adapter adds. Raises
+    CheckpointError.
     """
     _, parts = lay_out(config, ("thinker",))
     quantised = Checkpoint(folder, adapters).quantised
@@ -157,7 +151,7 @@ def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[Adapter
 def _kept(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """Yield the tensors kept for each parameter of a part, in the order of its pieces."""
+    """Yield the tensors kept for each parameter of a part."""
     pieces = [(t, stored) for t, stored in part.pieces if forms[t].kind != "published"]
     others = converted(
         replace(part, pieces=pieces), checkpoint, lambda target, stored: forms[target].read(stored)
@@ -177,10 +171,9 @@ def _kept(
 def _published(
     form: WeightForm, shape: torch.Size, pieces: Sequence[Piece], reader: ShardReader
 ) -> Tensor:
-    """Read and pack a parameter's published numbers; shape: in its module.
+    """Read and pack a parameter's published numbers, one matrix of a stack at a time.
 
-    A stack is packed one matrix at a time, which bounds the memory. Raises CheckpointError for
-    another shape than config.json says.
+    Raises CheckpointError for another shape than config.json says.
     """
     groups, into = form.groups, shape[-1]
     numbers = torch.empty(shape, dtype=torch.int8)
@@ -215,8 +208,8 @@ def _put(
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
     """Set a module's parameter to the tensors kept for it.
 
-    What belongs to it goes beside it, for cpu.native.binding.Weights.matrix: the scale of an int8
-    matrix and the format of an int4 one.
+    Beside it go the scale of an int8 matrix and the format of an int4 one, for
+    cpu.native.binding.Weights.matrix.
     """
     put_parameter(module, target, kept[target])
     owner_name, _, name = target.rpartition(".")
@@ -245,10 +238,10 @@ def _fill(
     widened: bool,
     alone: str = "",
 ) -> list[Tensor]:
-    """Fill the modules of parts from a model's folder. Return the tensors of it that they take.
+    """Fill the modules of parts from a model's folder. Returns the tensors that they take.
 
-    widened: whether the modules get float32, for torch. alone: prefix of these parameters' names,
-    in place of the part's name, in a folder that also has other tensors.
+    widened: float32, for torch. alone: prefix of these parameters' names, in place of the part's
+    name.
     """
     expected = _file_layout(parts, forms, alone)
     plain = _file_layout(parts, _plain(forms), alone)
@@ -282,8 +275,7 @@ def _fill(
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     """Write a model's weights into `folder`, one parameter at a time.
 
-    Raises OSError, and CheckpointError (see checkpoint.parameters.load_parts), also for parameters
-    of the other models of its stage.
+    Raises OSError, and CheckpointError.
     """
     started = time.monotonic()
     checkpoint = Checkpoint(plan.model, plan.adapters)
@@ -306,9 +298,9 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the size in bytes of a model's weights by its plan. Raises CheckpointError.
+    """Return the bytes of a model's weights by its plan, if all have their compact form.
 
-    Matrices that have no compact form take more.
+    Raises CheckpointError.
     """
     parts, checkpoint = _stage_parts(plan, model), Checkpoint(plan.model, plan.adapters)
     return model_bytes(parts, plan.dtype, plan.predictor_dtype, model, checkpoint.quantised)
@@ -321,9 +313,9 @@ def model_bytes(
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the size in bytes of a model's weights in a compiled tree: see expected_bytes.
+    """Return the bytes of a model's weights in a compiled tree.
 
-    parts: all parts of its stage. predictor_dtype, quantised: see load_compiled_models.
+    parts: all parts of its stage.
     """
     chosen = {name: parts[name] for name in MODEL_PARTS[model]}
     forms = _forms_of(chosen, dtype, predictor_dtype, quantised)
@@ -336,10 +328,7 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
 
 
 def _file_layout(parts: Mapping[str, Part], forms: Forms, alone: str = "") -> Layout:
-    """Return shape and dtype of the tensors of some parts in their file by name.
-
-    alone: prefix of the names in place of the part's.
-    """
+    """Return shape and dtype of the tensors of some parts in their file by name."""
     return {
         (alone or f"{name}.") + kept: expected
         for name, part in parts.items()

@@ -17,10 +17,9 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 
 
 class NativeAudioConvolutions:
-    """`AudioEncoder.convolve` in C, in float32 over float32 or bfloat16 weights.
+    """`AudioEncoder.convolve` in C, in float32 over float32 or bfloat16 weights, which it packs.
 
-    A chunk's result depends neither on the other chunks nor on the number of threads. The weights
-    are packed copies, so the encoder's convolutions need not be kept. threads: limit of a call.
+    A chunk's result depends neither on the other chunks nor on the number of threads.
     """
 
     def __init__(self, encoder: AudioEncoder, library: Library, threads: int):

@@ -1,7 +1,7 @@
 """Addresses of tensors, packing and descriptions of weights for the compiled library: library.h.
 
 Structs are described by dicts of their fields, which cffi checks against the declarations. What a
-struct points to has to be kept alive beside it: see `Weights`.
+struct points to must be kept alive: see `Weights`.
 """
 
 from collections.abc import Sequence
@@ -43,17 +43,17 @@ VOID, TABLE = ffi.typeof("void *"), ffi.typeof("Table *")
 
 
 class UnsuitedError(ValueError):
-    """The C can't take these weights: they have another type, shape or layout."""
+    """The C can't take weights of this type, shape or layout."""
 
 
 class Weights:
-    """Pointers to weights. The weights are not freed as long as this object exists."""
+    """Pointers to weights, which live as long as this object."""
 
     def __init__(self) -> None:
         self._held: list[Any] = []
 
     def __call__(self, weight: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Pointer:
-        """Return a pointer to a weight. Raises UnsuitedError for another type, shape or layout."""
+        """Return a pointer to a weight. Raises UnsuitedError."""
         weight = weight.detach()
         try:
             pointer = pointer_to(weight, dtype, *shape)
@@ -72,8 +72,8 @@ class Weights:
     ) -> Fields:
         """Describe a packed parameter of a module: see cpu.packing.
 
-        shape: shape [..., out, into] of the matrix before packing. For a stack, the first matrix is
-        described, and the others follow in memory. Raises UnsuitedError.
+        shape: [..., out, into] of the matrix before packing. Of a stack the first matrix is
+        described. Raises UnsuitedError.
         """
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
@@ -105,7 +105,7 @@ class Weights:
         }
 
     def packed(self, matrix: Tensor, library: Library) -> Fields:
-        """Pack a matrix [..., out, into], in the compact form where it has one, and describe it."""
+        """Pack a matrix [..., out, into], in the compact form if it has one, and describe it."""
         out, into = matrix.shape[-2:]
         form = pack_compact_in_c(matrix, library) if matrix.dtype == torch.bfloat16 else None
         packed = pack_in_c(matrix, library) if form is None else form
@@ -126,7 +126,7 @@ class Weights:
 
 
 def empty_floats(*shape: int) -> Tensor:
-    """Return a tensor for the C to fill, whatever type and device torch has as its defaults."""
+    """Return a float32 tensor for the C to fill."""
     return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
@@ -153,10 +153,7 @@ def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> Pointer:
 
 
 def table_of(rows: Tensor, count: int, width: int) -> Pointer:
-    """Return a Table of float32 rows [count, width].
-
-    Raises ValueError for another type or shape.
-    """
+    """Return a Table of float32 rows [count, width]. Raises ValueError."""
     pointer = pointer_to(rows, torch.float32, count, width)
     return ffi.new(TABLE, (pointer, count, width, TYPES[torch.float32]))
 
@@ -168,7 +165,7 @@ def check(status: int) -> None:
 
 
 def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None) -> Tensor:
-    """Pack a matrix [..., out, into]; see cpu.packing.pack, whose result is the same."""
+    """Pack a matrix [..., out, into], as cpu.packing.pack."""
     matrix, stored = matrix.contiguous(), packed_type(matrix, dtype)
     out, into = matrix.shape[-2:]
     packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=stored, device="cpu")
@@ -186,7 +183,7 @@ def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None
 
 
 def pack_compact_in_c(matrix: Tensor, library: Library) -> Tensor | None:
-    """Return the compact form of a bfloat16 matrix, see cpu.compact; None where it has none."""
+    """Return the compact form of a bfloat16 matrix; None if it has none."""
     assert matrix.dtype == torch.bfloat16
     out, into = matrix.shape[-2:]
     if into % 4 != 0:
@@ -200,10 +197,7 @@ def pack_compact_in_c(matrix: Tensor, library: Library) -> Tensor | None:
 
 
 def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
-    """Round a bfloat16 matrix [..., out, into] to int4 and pack it.
-
-    The result is that of cpu.packing.quantise_groups and pack_groups.
-    """
+    """Round a bfloat16 matrix [..., out, into] to int4 and pack it, as cpu.packing."""
     assert matrix.dtype == torch.bfloat16 and groups == Groups(groups.size)
     matrix = matrix.contiguous()
     out, into = matrix.shape[-2:]
@@ -222,7 +216,7 @@ def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Fields:
-    """Describe a decoder with its packed weights. Raises UnsuitedError for what C can't take."""
+    """Describe a decoder with its packed weights. Raises UnsuitedError."""
     return {
         "layers": len(decoder.layers),
         "hidden": c.hidden_size,
@@ -241,10 +235,7 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Fiel
 
 
 def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> Fields:
-    """Describe a layer.
-
-    layer: a DecoderLayer; the items of a ModuleList have no more precise type than Any.
-    """
+    """Describe a DecoderLayer."""
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
     qkv_width = (qk_heads + c.kv_heads) * c.head_dim
     return {

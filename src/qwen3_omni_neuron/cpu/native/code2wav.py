@@ -37,11 +37,9 @@ _ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 class NativeCode2Wav:
     """Code2Wav in C, in float32 over float32 or bfloat16 weights.
 
-    The results are the module's except for rounding. A stream's samples depend neither on the other
-    streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
-    threads may call it at once. All weights are copies, most of them packed: the module need not be
-    kept, nor any page of a mapped tree.
-    threads: upper limit for a call. Raises UnsuitedError where the C can't take the weights.
+    A stream's samples depend neither on the other streams, nor on the number of threads, nor on how
+    its frames are cut into chunks. Several threads may call it at once. All weights are copies: the
+    module need not be kept. Raises UnsuitedError.
     """
 
     def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
@@ -58,18 +56,17 @@ class NativeCode2Wav:
     def start(self, codes: Tensor) -> tuple[Tensor, NativeState]:
         """Decode the first chunk of streams; see Code2Wav.start.
 
-        Raises IndexError for a code beyond the codebook, ValueError for a chunk of no frames or
-        codes of another shape or type.
+        Raises IndexError for a code beyond the codebook, ValueError.
         """
         return self._advance(codes, None)
 
     def step(self, codes: Tensor, state: NativeState) -> tuple[Tensor, NativeState]:
-        """Decode the next chunk of streams; see Code2Wav.step and `start`. `state` is kept."""
+        """Decode the next chunk of streams. `state` is kept."""
         return self._advance(codes, state)
 
     @staticmethod
     def join(states: Sequence[NativeState]) -> NativeState:
-        """Join the states of single streams into one state, without a copy if there is only one."""
+        """Join the states of single streams."""
         if len(states) == 1:
             return states[0]
         positions, buffers = zip(*states, strict=True)
@@ -77,7 +74,7 @@ class NativeCode2Wav:
 
     @staticmethod
     def split(state: NativeState) -> list[NativeState]:
-        """Split a state into those of single streams: the reverse of `join`."""
+        """Reverse `join`."""
         positions, buffers = state
         return [(positions[i : i + 1], buffers[i : i + 1]) for i in range(len(buffers))]
 
@@ -163,10 +160,7 @@ class _Packing:
         }
 
     def _layer(self, c: Code2WavConfig, layer: Any) -> Fields:
-        """Describe a layer.
-
-        layer: a VocoderLayer; the items of a ModuleList have no more precise type than Any.
-        """
+        """Describe a VocoderLayer."""
         return {
             "attention_norm": self._vector(layer.attention_norm.weight, c.hidden_size),
             "qkv": self._matrix(layer.qkv.weight),
@@ -203,7 +197,7 @@ class _Packing:
         }
 
     def _block(self, block: Any, first: bool) -> Fields:
-        """Describe a DecoderBlock. The first one's upsampling is a packed matrix, see `_up`."""
+        """Describe a DecoderBlock."""
         up, rate = block.upsample, block.upsample.stride[0]
         into, out, taps = up.weight.shape
         if taps != 2 * rate:

@@ -27,9 +27,7 @@ class NativeEncoderLayer(nn.Module):
     """AudioEncoderLayer or VisionLayer over packed weights, in float32; see cpu.packing.
 
     A frame's (an audio window's) result depends neither on the other frames nor on the number of
-    threads. threads: upper limit for a call. Raises UnsuitedError where the C can't take the
-    weights.
-    layer: one of the two; the items of a ModuleList have no more precise type than Any.
+    threads. Raises UnsuitedError.
     """
 
     def __init__(self, layer: Any, library: Library, threads: int):
@@ -57,8 +55,7 @@ class NativeEncoderLayer(nn.Module):
     def forward(self, x: Tensor, *others: Tensor | Rotation) -> Tensor:
         """Apply the layer to x, float32 [frames, rows, hidden].
 
-        others: the arguments that the layer takes after x, a mask last. Of each frame the mask must
-        be true for the first rows and false for the others.
+        others: the layer's other arguments, a mask last: of each frame true for the first rows.
         """
         *rotations, mask = others
         frames, rows, _ = x.shape

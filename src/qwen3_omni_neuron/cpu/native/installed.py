@@ -30,7 +30,7 @@ def library_path() -> Path | None:
 
 @cache
 def find_library() -> Any:
-    """Load the library once. Returns None, after a warning, where it must not be called."""
+    """Load the library once. Returns None, after a warning, if it must not be called."""
     path = library_path()
     if path is None:
         logger.warning("the C was not compiled and torch computes the same, slower: %s", REBUILD)
@@ -57,9 +57,8 @@ def library_verdict() -> str:
 def load_library(path: Path) -> Any:
     """Load a library, whose calls let other threads of Python run; see cpu.native.binding.Library.
 
-    A call through other declarations than the library's would corrupt memory. Raises MismatchError
-    where it was compiled from other sources than the declarations here were made from or than those
-    beside it, or where it can't be loaded.
+    A call through other declarations would corrupt memory: raises MismatchError if it was compiled
+    from other sources than the declarations here or those beside it, or can't be loaded.
     """
     try:
         from qwen3_omni_neuron.cpu.native._declarations import ffi
@@ -84,10 +83,7 @@ def load_library(path: Path) -> Any:
 
 
 def host_sampler() -> "SampleIds":
-    """Return the function that samples tokens on this host, for the logits of any target.
-
-    It uses the compiled library, or numpy without it.
-    """
+    """Return the function that samples tokens on this host: compiled, or in numpy."""
     from qwen3_omni_neuron.engines.sampling import sample_ids
 
     library = find_library()

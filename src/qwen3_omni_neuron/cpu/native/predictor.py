@@ -26,12 +26,10 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 class NativePredictor:
     """The code predictor in C, a Predictor over the module's own weights, in float32.
 
-    The results differ from the module's only because float32 sums are added up in another order:
-    where two logits, or a random number and a boundary, are as close as such a rounding error,
-    either code may be chosen. Among equal logits the smaller id ranks first; torch's topk does not
-    define this order. A slot's result does not depend on the other slots. Several threads may call
-    it at once.
-    Raises UnsuitedError where the C can't take the weights.
+    Float32 sums are added up in another order than the module's: where two logits, or a random
+    number and a boundary, are as close as such a rounding error, either code may be chosen. Among
+    equal logits the smaller id ranks first. A slot's result does not depend on the other slots.
+    Several threads may call it at once. Raises UnsuitedError.
     """
 
     def __init__(
@@ -68,10 +66,10 @@ class NativePredictor:
         feedback: Tensor,
         logits: Tensor | None = None,
     ) -> Tensor:
-        """Complete a frame of each slot; see engines.protocols.Predictor.
+        """Complete a frame of each slot.
 
-        logits: float32 [15, n, vocab], which receives the logits if it is given. Raises ValueError
-        for a tensor of another shape or type, IndexError for a slot or a code 0 beyond the tables.
+        logits: float32 [15, n, vocab], which receives the logits. Raises ValueError, and IndexError
+        for a slot or a code 0 beyond the tables.
         """
         count, all_slots = len(slots), len(hidden)
         if not 0 <= min(slots) <= max(slots) < all_slots:

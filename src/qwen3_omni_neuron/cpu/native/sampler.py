@@ -21,8 +21,8 @@ class NativeSampler:
 
     An id differs from numpy's only where a random number and a boundary, or two logits at the edge
     of top-k, are as close as a rounding error of float32. A call with few logits holds Python's
-    interpreter lock, because getting it back would take longer than the call. Every call of cffi
-    gives it up, so ctypes calls this function, with the types of library.h.
+    interpreter lock, because getting it back would take longer: cffi always gives it up, so ctypes
+    calls this function.
     """
 
     def __init__(self, library: Library):

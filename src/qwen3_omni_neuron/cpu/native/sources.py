@@ -1,4 +1,4 @@
-"""The C sources as the build and the check at loading read them: their digest, their declarations.
+"""The C sources for the build and the check at loading: their digest, their declarations.
 
 setup.py runs this file before anything is installed, so it imports no other module of the package.
 """
@@ -11,10 +11,7 @@ HERE = Path(__file__).parent
 
 
 def source_digest(folder: Path = HERE) -> int | None:
-    """Return a number of 60 bits for the names and bytes of the *.c and *.h files in a folder.
-
-    None where the folder has none, as sources may be stripped from an installation.
-    """
+    """Return a number of 60 bits for the C files in a folder; None if sources were stripped."""
     files = sorted([*folder.glob("*.c"), *folder.glob("*.h")], key=lambda file: file.name)
     if not files:
         return None

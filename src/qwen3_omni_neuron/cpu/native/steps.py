@@ -1,7 +1,4 @@
-"""Decode steps and prompts of thinker and talker in C, and the slots that they compute.
-
-Their keys and values are written to the KV cache by write_kv_row in decoder.c.
-"""
+"""Decode steps and prompts of thinker and talker in C, and the slots that they compute."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,11 +34,9 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
-    The results differ from the module's only because float32 sums are added up in another order. A
-    row's result depends neither on the other rows of the call nor on the number of threads: a
+    A row's result depends neither on the other rows of the call nor on the number of threads: a
     prompt in pieces gives the same result as the whole prompt. Several threads may call it for
-    different slots. threads: upper limit for a call. Raises UnsuitedError where the C can't take
-    the weights or the cache.
+    different slots. Raises UnsuitedError.
     """
 
     def __init__(
@@ -89,13 +84,12 @@ class NativeSteps:
         added: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Append one row of a table to each of several slots.
+        """Append one row of a table to each of several slots. Returns the logits [slots, vocab].
 
-        slots: slot indices; lengths: each slot's filled positions; positions: the new rows' rope
-        positions. ids: rows of the table [.., hidden], by default the thinker's embedding. added:
-        float32 [all slots, hidden]; its rows of these slots are added to the new rows. hidden:
-        float32 [all slots, hidden], which receives the slots' post-norm hidden states.
-        Returns the logits [slots, vocab].
+        lengths: each slot's filled positions; positions: the new rows' rope positions. ids: rows of
+        the table [.., hidden], by default the thinker's embedding. added: float32 [all slots,
+        hidden], added to the new rows. hidden: float32 [all slots, hidden], which receives the
+        post-norm hidden states.
         """
         count = len(slots)
         self._check_slots(slots, min(lengths), max(lengths) + 1)
@@ -127,10 +121,10 @@ class NativeSteps:
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append the rows of a prompt to the `start` rows that a slot holds.
+        """Append the rows of a prompt after a slot's first `start`.
 
         rows: [S, hidden]; positions: float32 [3, S]; visual (ascending), deepstack: see
-        model.thinker. Returns what the model's `prefill` returns.
+        model.thinker.
         """
         count = len(rows)
         if count == 0:
@@ -183,13 +177,11 @@ class NativeSteps:
         after: Tensor | None = None,
         wants_logits: bool = True,
     ) -> Tensor:
-        """Append rows of a table, and then the rows `after`, to the `start` rows that a slot holds.
+        """Append rows of a table, and then the rows `after`, after a slot's first `start`.
 
-        ids: int64 [n], row numbers in the table [.., hidden], by default the thinker's embedding.
-        after: float32 [m, hidden], none by default. positions: float32 [3, n + m].
-        Returns the last row's logits [1, vocab], or [0, vocab] where they are not wanted. Raises
-        IndexError for an id beyond the table or a position outside the slot, ValueError for another
-        type or shape, and MemoryError.
+        ids: int64 [n], of the table [.., hidden], by default the thinker's embedding. after:
+        float32 [m, hidden]. positions: float32 [3, n + m]. Returns the last row's logits [1,
+        vocab], or [0, vocab] if not wanted. Raises IndexError, ValueError, and MemoryError.
         """
         # No torch operation: see cpu.native.talker.NativeTalker.
         ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
@@ -238,7 +230,7 @@ class NativeSteps:
 class NativeSlots(CpuSlots):
     """Slots of a thinker or a talker, computed in float32; model: has the packed weights.
 
-    threads: limit of a call. Otherwise as CpuSlots. Raises UnsuitedError; see NativeSteps.
+    Raises UnsuitedError.
     """
 
     def __init__(
@@ -256,9 +248,9 @@ class NativeSlots(CpuSlots):
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` rows of a slot; see DecoderSlots.prefill.
+        """Append rows after a slot's first `start`.
 
-        extra: `visual` and `deepstack` of NativeSteps.prefill, whose results are returned.
+        extra: `visual` and `deepstack` of NativeSteps.prefill.
         """
         self._begin(slot, start)
         outputs = self.steps.prefill(slot, start, rows, positions, *extra)
@@ -273,10 +265,7 @@ class NativeSlots(CpuSlots):
         start: int,
         *more: Any,
     ) -> Tensor:
-        """Append rows of a table after a slot's first `start`: see NativeSteps.prefill_ids.
-
-        Otherwise like `prefill`.
-        """
+        """Append rows of a table after a slot's first `start`."""
         self._begin(slot, start)
         logits = self.steps.prefill_ids(slot, start, ids, positions, *more)
         self._end(slot, start + positions.shape[1], float(positions.max()))
@@ -296,11 +285,7 @@ class NativeSlots(CpuSlots):
 
 
 class NativeThinkerSlots(NativeSlots):
-    """The thinker's slots (see engines.protocols.ThinkerSlots).
-
-    One call of C for each step, and for each prompt without media, with no torch operation beside
-    it: see cpu.native.talker.NativeTalker.
-    """
+    """The thinker's slots: one call of C for each step, and for each prompt without media."""
 
     def __init__(self, config: DecoderConfig, thinker: ThinkerModel, *given: Any):
         super().__init__(config, thinker, *given)
@@ -331,6 +316,6 @@ class NativeThinkerSlots(NativeSlots):
 
 
 def _check_visual(rows: Sequence[int], count: int) -> None:
-    """Raise IndexError where rows don't ascend, or exceed a prompt of `count` rows."""
+    """Raise IndexError if rows don't ascend, or exceed a prompt of `count` rows."""
     if any(a >= b for a, b in pairwise((-1, *rows, count))):
         raise IndexError(f"vision fills ascending rows of the {count} of a prompt, got {rows}")

@@ -65,12 +65,12 @@ class DecoderSpec:
 
     @property
     def int8(self) -> bool:
-        """Whether the routed experts are int8 with a float32 scale for each output."""
+        """True if the routed experts are int8 with a float32 scale for each output."""
         return self.plan.dtype == "int8" and self.part == "thinker"
 
     @property
     def takes_rows(self) -> bool:
-        """Whether inputs are rows (talker), not tokens and media."""
+        """True if inputs are rows (talker), not tokens and media."""
         return self.part == "talker"
 
     @property
