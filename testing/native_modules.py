@@ -80,7 +80,6 @@ def made(
     accept_layer: int = 1,
     slots: int = 4,
     positions: int = POSITIONS,
-    cache_dtype: torch.dtype = torch.float32,
 ) -> Made:
     moe, sizes = STACKS[stack]
     model: ThinkerModel | TalkerModel
@@ -96,7 +95,7 @@ def made(
     randomize(model)
     packed, widened = packed_and_widened(model, which, dtype)
     generator = torch.Generator().manual_seed(2)
-    cache = KvCache.zeros(c, slots, positions, cache_dtype)
+    cache = KvCache.zeros(c, slots, positions, torch.float32)
     cache.keys.normal_(generator=generator)
     cache.values.normal_(generator=generator)
     return Made(c, packed, widened, cache)

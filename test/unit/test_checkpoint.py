@@ -84,14 +84,11 @@ def test_a_truncated_shard_is_named(copy: Path, config: OmniConfig) -> None:
         load(copy, config)
 
 
-def test_a_truncated_single_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_single_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="neither"):
+        Checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00")
     with pytest.raises(CheckpointError, match="truncated or broken"):
-        Checkpoint(tmp_path)
-
-
-def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="neither"):
         Checkpoint(tmp_path)
 
 
@@ -125,24 +122,6 @@ def test_a_tensor_of_another_shape_is_named(copy: Path, config: OmniConfig) -> N
     save_file(tensors, shard)
     with pytest.raises(CheckpointError, match=rf"{name} has shape \[63\]; config.json says \[64\]"):
         load(copy, config)
-
-
-def test_every_released_name_is_read(copy: Path, config: OmniConfig) -> None:
-    """Without any one tensor, loading fails and names it."""
-    names = list(Checkpoint(copy).names)
-    assert len(names) > 400
-    index_path = copy / "model.safetensors.index.json"
-    index = json.loads(index_path.read_text())
-    for name in names[:: len(names) // 40]:
-        less = {k: v for k, v in index["weight_map"].items() if k != name}
-        index_path.write_text(json.dumps({**index, "weight_map": less}))
-        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-            load(copy, config)
-
-
-def test_folders_resolve_to_themselves(checkpoint: Path) -> None:
-    assert resolve_checkpoint(checkpoint) == checkpoint
-    assert resolve_checkpoint(str(checkpoint)) == checkpoint
 
 
 def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
+from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
@@ -193,16 +193,6 @@ def test_stream_with_the_released_window(double: Code2Wav) -> None:
     assert (expected - double(codes)).abs().max() > 1e-3, "the window shows in the sound"
 
 
-def test_window_is_of_a_frame_and_those_before_it() -> None:
-    """Window 3, chunks of 2 frames at positions 0, 1 and 9: keys are 2 of before and the own 2."""
-    mask = window_mask(torch.tensor([0, 1, 9]), frames=2, window=3).int().tolist()
-    assert mask == [
-        [[[0, 0, 1, 0], [0, 0, 1, 1]]],
-        [[[0, 1, 1, 0], [0, 1, 1, 1]]],
-        [[[1, 1, 1, 0], [0, 1, 1, 1]]],
-    ]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_state_never_changes_its_shapes(
     single: Code2Wav, double: Code2Wav, checkpoint: Path, config: OmniConfig, dtype: torch.dtype
@@ -244,33 +234,6 @@ def test_step_changes_nothing_that_it_is_given(double: Code2Wav) -> None:
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in after)
 
 
-def test_streams_that_start_join_and_leave_at_any_time(double: Code2Wav) -> None:
-    """Five streams in calls of whoever is there, each at its own position."""
-    frames, begins, size = [32, 12, 44, 20, 8], [0, 1, 3, 3, 6], 4
-    codes = [random_codes(n, seed=i) for i, n in enumerate(frames)]
-    states: dict[int, State] = {}
-    sound: list[list[Tensor]] = [[] for _ in frames]
-    for tick in range(20):
-        ready = [i for i in range(5) if begins[i] <= tick < begins[i] + frames[i] // size]
-        for step, who in (
-            (False, [i for i in ready if i not in states]),
-            (True, [i for i in ready if i in states]),
-        ):
-            if not who:
-                continue
-            spans = [(tick - begins[i]) * size for i in who]
-            batch = torch.cat(
-                [codes[i][..., s : s + size] for i, s in zip(who, spans, strict=True)]
-            )
-            joined = join([states[i] for i in who]) if step else ()
-            samples, state = double.step(batch, joined) if step else double.start(batch)
-            for i, its_samples, its_state in zip(who, samples, part(state), strict=True):
-                sound[i].append(its_samples[None])
-                states[i] = its_state
-    for i, chunks in enumerate(sound):
-        assert_same(chunks, double(codes[i]), 1e-9)
-
-
 @pytest.mark.parametrize("garbage", [0, 63, "random"])
 def test_padding_frames_change_no_kept_sample(double: Code2Wav, garbage: int | str) -> None:
     codes = random_codes(15)
@@ -308,38 +271,6 @@ def test_keys_and_values_that_are_not_there_are_not_seen(double: Code2Wav, garba
     assert_same([samples], expected, 1e-9)
     for tensor in left[1:keys_and_values]:
         assert (tensor[:, :, 2:] != garbage).all() and (tensor[:, :, :2] == garbage).all()
-
-
-@pytest.mark.parametrize("prefix", [1, 5, 40])
-@pytest.mark.parametrize("split", ["ones", "ramp"])
-def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, split: str) -> None:
-    """The first 555 samples are the prefix's: cut, the first chunk is as long as any first one."""
-    codes = random_codes(prefix + 30)
-    state = double.start(codes[..., :prefix])[1]
-    chunks = []
-    for chunk in codes[..., prefix:].split(cut(30, SPLITS[split]), 2):
-        samples, state = double.step(chunk, state)
-        chunks.append(samples)
-    whole = double(codes)
-    assert_same(chunks, whole[:, prefix * FRAME - LATENCY :], 1e-9)
-    chunks[0] = chunks[0][:, LATENCY:]
-    assert chunks[0].shape == double(codes[..., : cut(30, SPLITS[split])[0]]).shape
-    assert_same(chunks, whole[:, prefix * FRAME :], 1e-9)
-
-
-def test_a_stream_in_bfloat16_is_as_near_to_float32_as_its_full_decode(
-    checkpoint: Path, config: OmniConfig, single: Code2Wav
-) -> None:
-    """The distance from float32 is that of its own full decode."""
-    code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16).code2wav
-    assert code2wav is not None
-    codes = random_codes(60)
-    exact = single(codes)
-    whole = (code2wav(codes).float() - exact).square().mean().sqrt()
-    ours = torch.cat(stream(code2wav, codes, cut(60, SPLITS["ramp"])), 1)
-    assert ours.dtype == torch.bfloat16
-    assert (ours.float() - exact).square().mean().sqrt() < 1.2 * whole
-    assert whole < 0.1 * exact.std()
 
 
 def test_the_references_chunks_lose_sound_and_ours_lose_none(

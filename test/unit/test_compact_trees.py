@@ -164,21 +164,6 @@ def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
         map_tensors(tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype", "is_compact"),
-    [
-        ("cpu", "mixed", True),
-        ("cpu", "float32", False),
-        ("cpu", "bfloat16", False),
-        ("torchneuron", "int8", False),
-    ],
-)
-def test_a_plan_is_compact_where_there_are_such_matrices(
-    planted: Path, target: str, dtype: str, is_compact: bool
-) -> None:
-    assert plan_of(planted, read_config(planted), target, dtype=dtype).compact == is_compact
-
-
 def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
     planted: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generatio
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
-    Code2WavConfig,
     GenerationDefaults,
     OmniConfig,
     RopeConfig,
 )
+from testing.released import RELEASED
 
 
 def edited(checkpoint: Path, into: Path, change: Any) -> Path:
@@ -87,16 +88,13 @@ def test_what_cannot_be_used_is_named(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
-def test_a_broken_config_json_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        read_config(tmp_path)
-
-
-def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
+def test_a_config_json_that_is_broken_or_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         read_config(tmp_path)
+    for content in (b"{", b"[]", b"\xff\xfe"):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            read_config(tmp_path)
 
 
 def test_a_text_only_checkpoint_has_no_talker(checkpoint: Path, tmp_path: Path) -> None:
@@ -147,32 +145,12 @@ def test_defaults_that_no_request_could_ask_for_are_refused(
         Qwen3Omni.load(folder)
 
 
-def released_code2wav(**sizes: Any) -> Code2WavConfig:
-    released: dict[str, Any] = {
-        "hidden_size": 1024,
-        "layers": 8,
-        "heads": 16,
-        "kv_heads": 16,
-        "ffn_width": 3072,
-        "codebook_size": 2048,
-        "code_groups": 16,
-        "sliding_window": 72,
-        "max_positions": 8000,
-        "norm_eps": 1e-5,
-        "rope": RopeConfig(1e4),
-        "decoder_dim": 1536,
-        "upsampling_ratios": (2, 2),
-        "upsample_rates": (8, 5, 4, 3),
-    }
-    return Code2WavConfig(**{**released, **sizes})
-
-
 def test_latency_follows_from_the_upsampling() -> None:
     """8, then 8 * 5 + 5 = 45, then 45 * 4 + 4 = 184, then 184 * 3 + 3 = 555."""
-    assert released_code2wav().latency_samples == 555
-    assert released_code2wav().frame_samples == 1920
-    assert released_code2wav(upsample_rates=(8, 5, 4)).latency_samples == 184
-    assert released_code2wav(upsample_rates=(2,)).latency_samples == 2
+    c = RELEASED.code2wav
+    assert c is not None and (c.latency_samples, c.frame_samples) == (555, 1920)
+    assert replace(c, upsample_rates=(8, 5, 4)).latency_samples == 184
+    assert replace(c, upsample_rates=(2,)).latency_samples == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from bench.trn2.cost import CountingGroup, floor_s, graph_cost
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
@@ -21,11 +20,10 @@ from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
-from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.graphs.cut import shard
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.memory import CoreMemory, core_memory, placement
-from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.shards import (
     PartShare,
@@ -38,7 +36,7 @@ from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN
 from testing.int8_experts import int8_models
 from testing.models import load_models
-from testing.released import RELEASED, of_depth
+from testing.released import RELEASED
 from testing.repeats import RUNS_ALL
 from testing.specs import plan_of
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -201,22 +199,6 @@ def test_a_rank_has_the_scales_of_its_outputs(
             assert held[name].shape == tensor.shape
 
 
-def test_a_step_reads_experts_at_a_byte_a_number_and_their_scales(config: OmniConfig) -> None:
-    """One row gathers those that it chose, three rows read all of them."""
-    c = config.thinker.text
-    numbers = 3 * c.hidden_size * c.moe.expert_width * c.layers
-    scales = (2 * c.moe.expert_width + c.hidden_size) * c.layers
-    for slots, count in ((1, c.moe.experts_per_token), (3, c.moe.experts)):
-        label = f"thinker_decode[slots={slots},window=64]"
-        read = {}
-        for dtype, int8 in (("bfloat16", False), ("int8", True)):
-            plan = replace(PLAN, dtype=dtype)
-            graph = next(g for g in all_graphs(config, plan) if g.label == label)
-            models = static_models(config, torch.bfloat16, int8)
-            read[dtype] = graph_cost(graph, models.thinker).weight_bytes
-        assert read["int8"] - read["bfloat16"] == count * (4 * scales - numbers)
-
-
 TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
 DTYPES = ("bfloat16", "int8")
 
@@ -253,34 +235,6 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     c = RELEASED.thinker.text
     experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
     assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
-
-
-@pytest.mark.release
-def test_the_page_says_the_floors_in_either_dtype() -> None:
-    """Counted over two and three layers, of which the others are repetitions."""
-    columns = [(tp, dtype) for tp in (4, 8) for dtype in DTYPES]
-    head = " | ".join(f"{dtype}, TP {tp}" for tp, dtype in columns)
-    table = table_of_page(f"graph, floor ms | {head}")
-    for place, (tp, dtype) in enumerate(columns):
-        counted: list[dict[str, tuple[int, int]]] = []
-        for layers in (2, 3):
-            config = of_depth(layers)
-            plan = plan_of(
-                Path(), config, "torchneuron", tp=tp, dtype=dtype,
-                batches=(1, 8), decode_buckets=(2048,),
-            )  # fmt: skip
-            thinker = static_models(config, torch.bfloat16, dtype == "int8").thinker
-            parallelize(thinker, tp, CountingGroup(tp))
-            graphs = {graph.label: graph for graph in all_graphs(config, plan)}
-            costs = {label: graph_cost(graphs[label], thinker) for label in table}
-            counted.append(
-                {name: (c.flops, c.weight_bytes + c.state_bytes) for name, c in costs.items()}
-            )
-        more = RELEASED.thinker.text.layers - 2
-        for label, floors in table.items():
-            two, three = counted[0][label], counted[1][label]
-            flops, read = (a + more * (b - a) for a, b in zip(two, three, strict=True))
-            assert floors[place] == f"{floor_s(flops, read) * 1e3:.2f}", label
 
 
 def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:

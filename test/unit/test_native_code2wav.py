@@ -2,8 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
-from ctypes import CDLL, c_char_p, c_void_p
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     TYPES,
@@ -24,7 +22,7 @@ from qwen3_omni_neuron.cpu.native.binding import (
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
-from testing.native_library import needs_c
+from testing.native_library import KINDS, needs_c
 
 pytestmark = needs_c
 SIZES: dict[str, dict[str, Any]] = {
@@ -36,7 +34,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
     },
 }  # fmt: skip
-KINDS = ["_avx512", "_avx2", "_plain"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,15 +43,10 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture
-def kind(library: Library, request: pytest.FixtureRequest) -> Iterator[str]:
+def kind(use_kind: Callable[[str], None], request: pytest.FixtureRequest) -> str:
     """Kernels for another kind of processor, of those that this one can run."""
-    exported = CDLL(str(installed.library_path()))
-    best = c_void_p.in_dll(exported, "kernels")
-    before = best.value
-    if not exported.use_kernels(c_char_p(request.param.encode())):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    best.value = before
+    use_kind(request.param)
+    return str(request.param)
 
 
 def code2wav_of(config: OmniConfig, size: str = "tiny", seed: int = 0) -> Code2Wav:

@@ -112,13 +112,3 @@ def test_encoders_are_torchs_whatever_the_threads(
     for some in (heard, seen):
         assert_equal(some[1], some[0])
         assert_equal(some[2], some[0])
-
-
-@torch.no_grad()
-def test_other_shapes_and_types_are_refused(config: OmniConfig, library: Library) -> None:
-    encoder, _ = packed_and_widened(audio_encoder(config, *SIZES[0]), "audio_encoder", "mixed")
-    native = NativeEncoderLayer(encoder.layers[0], library, 1)
-    mask = torch.ones(1, 1, 1, 5, dtype=torch.bool)
-    for wrong in (torch.zeros(1, 5, 54).double(), torch.zeros(1, 5, 53)):
-        with pytest.raises(ValueError, match=r"the C takes torch\.float32"):
-            native(wrong, mask)

@@ -31,23 +31,6 @@ M_PERTURB = -6  # of glibc's malloc.h
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.pairs
-def test_greedy_codes_and_feedback_are_the_modules(
-    config: OmniConfig, library: Library, layers: int, seed: int, dtype: str
-) -> None:
-    c = talker_config(config, layers=layers)
-    native, predictor = both_predictors(c, library, random_predictor(c, seed), dtype)
-    hidden, code0, _ = frames(c, 20, seed)
-    codes, feedback = native(hidden, code0)
-    expected_codes, expected_feedback = predictor(hidden, code0)
-    assert codes.tolist() == expected_codes.tolist()
-    torch.testing.assert_close(feedback, expected_feedback, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("rows", [[2], [3, 0, 1]], ids=str)
 def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
     config: OmniConfig, library: Library, rows: list[int]

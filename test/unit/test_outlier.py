@@ -12,7 +12,6 @@ from testing.repeats import again
 from testing.teacher_forcing import teacher_forced_logits
 from testing.tiny import write_tiny_checkpoint
 from testing.tiny.outlier import LAYER, LAYERS, OUTLIER
-from testing.tiny.sizes import SIZES
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -84,10 +83,3 @@ def test_only_talker_and_code_predictor_differ_and_the_same_seed_gives_the_same_
     expected = {"talker.model.norm.weight", "talker.codec_head.weight", *heads}
     assert changed == {*expected, "talker.code_predictor.model"}
     assert read_config(ours).thinker == read_config(plain).thinker
-
-
-def test_every_size_has_room_for_it() -> None:
-    for name, size in SIZES.items():
-        c = {"hidden_size": 1024, "intermediate_size": 3072}  # as released
-        c |= size.get("talker_config", {}).get("code_predictor_config", {})
-        assert c["intermediate_size"] >= 2 * c["hidden_size"], name

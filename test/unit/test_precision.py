@@ -29,14 +29,12 @@ from qwen3_omni_neuron.cpu.packing import (
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
-from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
 CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose1d
-ALL = ["thinker", "talker", "vocoder"]
 
 
 def random_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -180,19 +178,6 @@ def test_every_parameter_is_kept_in_its_form(config: OmniConfig) -> None:
                 assert (form.kind, form.dtype) == ("whole", getattr(torch, plain))
 
 
-def test_packing_widens_what_is_read_as_bfloat16(config: OmniConfig) -> None:
-    _, parts = lay_out(config)
-    for dtype, name, expected in (
-        ("float32", "head.weight", (torch.bfloat16, torch.float32, torch.float32)),
-        ("mixed", "head.weight", (torch.bfloat16, torch.bfloat16, torch.bfloat16)),
-        ("float32", "embedding.weight", (torch.float32, torch.float32, torch.float32)),
-        ("float64", "head.weight", (torch.float64, torch.float64, torch.float64)),
-    ):
-        form = weight_form(PRECISIONS[dtype], "thinker", parts["thinker"].module, name)
-        stored = (torch.bfloat16, torch.float16, torch.float32)
-        assert tuple(map(form.read, stored)) == expected, f"{name} in {dtype}"
-
-
 def test_int8_rounds_matrices_of_encoders_and_no_convolution(config: OmniConfig) -> None:
     _, parts = lay_out(config)
     for part in ("audio_encoder", "vision_encoder", "code2wav"):
@@ -265,33 +250,17 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
 # ---- threads
 
 
-@pytest.mark.parametrize(
-    ("total", "stages", "placement", "shares"),
-    [
-        (1, ALL, "shared", (1, 1, 1)),
-        (2, ALL, "shared", (2, 2, 1)),
-        (5, ALL, "shared", (5, 5, 3)),
-        (32, ALL, "shared", (32, 32, 16)),
-        (8, ["thinker"], "shared", (8,)),
-        (1, ALL, "split", (1, 1, 1)),
-        (5, ALL, "split", (2, 2, 1)),
-        (32, ALL, "split", (12, 12, 6)),
-        (8, ["thinker"], "split", (8,)),
-    ],
-)
-def test_shares_of_the_threads(
-    total: int, stages: list[str], placement: str, shares: tuple[int, ...]
-) -> None:
+def test_shares_of_the_threads() -> None:
     """One pool for a process: thinker and talker may have all of it. Processes share the cores."""
-    given_out = stage_threads(total, stages, placement)
-    assert given_out == dict(zip(stages, shares, strict=True))
-    assert placement == "shared" or sum(given_out.values()) <= max(total, len(stages))
-
-
-@pytest.mark.parametrize("threads", [0, -1])
-def test_no_threads_are_refused(checkpoint: Path, threads: int) -> None:
-    with pytest.raises(OptionError, match=f"threads must be .* 1 or more, got {threads}"):
-        Qwen3Omni.load(checkpoint, threads=threads)
+    for placement, total, *shares in (
+        ("shared", 1, 1, 1, 1), ("shared", 2, 2, 2, 1), ("shared", 5, 5, 5, 3),
+        ("shared", 32, 32, 32, 16), ("shared", 8, 8), ("split", 1, 1, 1, 1), ("split", 5, 2, 2, 1),
+        ("split", 32, 12, 12, 6), ("split", 8, 8),
+    ):  # fmt: skip
+        stages = STAGES[: len(shares)]
+        found = stage_threads(total, stages, placement)
+        assert found == dict(zip(stages, shares, strict=True))
+        assert placement == "shared" or sum(found.values()) <= max(total, len(stages))
 
 
 @pytest.mark.parametrize("placement", ["shared", "split"])

@@ -1,13 +1,10 @@
 """Quantised checkpoints in their published forms: read exactly, kept as they are, or refused."""
 
 import json
-import math
 import re
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
-from qwen3_omni_neuron.checkpoint.headers import StoredTensor
-from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
-from qwen3_omni_neuron.checkpoint.quantised import quantised_forms
-from qwen3_omni_neuron.checkpoint.released import released_config
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
-from qwen3_omni_neuron.cpu.packing import Groups
-from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_forms
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
@@ -49,8 +41,6 @@ from testing.quantised_checkpoint import (
     write_quantised_checkpoint,
 )
 from testing.replies import GREEDY, assert_equal_replies
-from testing.tiny.sizes import SIZES, config_dict
-from testing.tiny.weights import parameter_shapes
 
 LAYER = r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+|mlp\.shared_expert)\.\w+_proj"
 THINKER = re.compile(rf"thinker\.{LAYER}\.weight")
@@ -73,9 +63,6 @@ class Case:
 
     writer: Writer
     settings: Mapping[str, Any]
-    label: str
-    bits: int
-    shares: str
     kept: bool = False
 
 
@@ -94,20 +81,18 @@ BLOCKS_OF_24 = {**BLOCKS, "weight_block_size": [24, 24]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 FP4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
 CASES = {
-    "auto-round": Case(gptq(), AUTO_ROUND, "GPTQ", 4, "32 inputs", True),
-    "gptq": Case(gptq(indexed=True), GPTQ, "GPTQ", 4, "32 inputs", True),
-    "pack int4": Case(pack_quantized(), PACKED, "pack-quantized", 4, "32 inputs", True),
-    "pack int8": Case(pack_quantized(8), PACKED, "pack-quantized", 8, "32 inputs"),
-    "modelopt": Case(fp8(static=True), MODELOPT, "FP8", 8, "a matrix"),
-    "block fp8": Case(block_fp8(), BLOCKS, "FP8", 8, "a matrix"),
-    "block fp8 of 24": Case(block_fp8(24), BLOCKS_OF_24, "block FP8", 8, "24 x 24"),
-    "reciprocals": Case(block_fp8(24, reciprocal=True), BLOCKS_OF_24, "block FP8", 8, "24 x 24"),
-    "nvfp4 W4A4": Case(nvfp4(), FP4, "NVFP4", 4, "16 inputs"),
-    "nvfp4 W4A16": Case(nvfp4(rounded_inputs=False), FP4, "NVFP4", 4, "16 inputs"),
-    "modelopt nvfp4": Case(nvfp4(modelopt=True), MODELOPT, "NVFP4", 4, "16 inputs"),
-    "modelopt nvfp4 awq": Case(
-        nvfp4(modelopt=True, smoothed=True), MODELOPT, "NVFP4", 4, "16 inputs"
-    ),
+    "auto-round": Case(gptq(), AUTO_ROUND, kept=True),
+    "gptq": Case(gptq(indexed=True), GPTQ, kept=True),
+    "pack int4": Case(pack_quantized(), PACKED, kept=True),
+    "pack int8": Case(pack_quantized(8), PACKED),
+    "modelopt": Case(fp8(static=True), MODELOPT),
+    "block fp8": Case(block_fp8(), BLOCKS),
+    "block fp8 of 24": Case(block_fp8(24), BLOCKS_OF_24),
+    "reciprocals": Case(block_fp8(24, reciprocal=True), BLOCKS_OF_24),
+    "nvfp4 W4A4": Case(nvfp4(), FP4),
+    "nvfp4 W4A16": Case(nvfp4(rounded_inputs=False), FP4),
+    "modelopt nvfp4": Case(nvfp4(modelopt=True), MODELOPT),
+    "modelopt nvfp4 awq": Case(nvfp4(modelopt=True, smoothed=True), MODELOPT),
 }
 EVERY_FORM = pytest.mark.parametrize("name", CASES)
 
@@ -298,34 +283,6 @@ def test_a_matrix_of_several_forms_is_widened(
     assert_equal_weights(ours, rounded | {n: t for n, t in layers.items() if n not in mixed})
 
 
-def test_the_released_sizes_are_kept_in_groups_of_128() -> None:
-    """By names and shapes alone: the thinker's attention and experts as auto-round packs them."""
-    ids: Mapping[str, int] = defaultdict(count().__next__)
-    shapes = parameter_shapes(config_dict(SIZES["released"], ids, "bfloat16"))
-    headers: dict[str, StoredTensor] = {}
-
-    def store(name: str, dtype: str, value_bytes: int, *shape: int) -> None:
-        headers[name] = StoredTensor(Path(), dtype, shape, 0, math.prod(shape) * value_bytes)
-
-    for name, shape in shapes.items():
-        if THINKER.fullmatch(name):
-            (out, into), layer = shape, name.removesuffix(".weight")
-            store(f"{layer}.qweight", "I32", 4, into // 8, out)
-            store(f"{layer}.qzeros", "I32", 4, into // 128, out // 8)
-            store(f"{layer}.scales", "F16", 2, into // 128, out)
-        else:
-            store(name, "BF16", 2, *shape)
-    total = sum(stored.bytes for stored in headers.values())
-    assert total / 2**30 == pytest.approx(25, abs=0.6)
-    forms, used = quantised_forms(headers, GPTQ)
-    assert len(forms) == 48 * (4 + 128 * 3) and len(used) == 3 * len(forms)
-    _, parts = lay_out(released_config(), ("thinker",))
-    kept = weight_forms(PRECISIONS["int4"], "thinker", parts["thinker"], forms)
-    published = [form for form in kept.values() if form.kind == "published"]
-    assert len(published) == 48 * 4
-    assert {form.groups for form in published} == {Groups(128, torch.float16)}
-
-
 # ---- what is not understood
 
 
@@ -420,19 +377,6 @@ def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(
     assert torch.equal(read[0], read[1]) and torch.equal(read[0], read[2])
 
 
-def test_scales_of_caches_and_activations_are_left_aside(
-    edited_of: Callable[[str], Edited], config: OmniConfig
-) -> None:
-    edited = edited_of("modelopt")
-    stem = QUERY.removesuffix(".q_proj")
-    edited.tensors[f"{stem}.k_proj.k_scale"] = torch.ones(())
-    edited.tensors[f"{stem}.v_scale"] = torch.ones(())
-    load_models(Checkpoint(edited.write()), config, torch.float32)
-    edited.tensors[f"{stem}.k_proj.bits"] = torch.ones(())
-    with pytest.raises(CheckpointError, match=r"unknown 1 parameters: .*k_proj\.bits"):
-        load_models(Checkpoint(edited.write()), config, torch.float32)
-
-
 @pytest.mark.parametrize(
     ("file", "settings"),
     [
@@ -453,32 +397,3 @@ def test_settings_may_be_in_a_file_of_their_own(
     (edited.folder / file).write_text(json.dumps({"producer": {"name": "quip"}}))
     with pytest.raises(CheckpointError, match="method 'quip'"):
         Checkpoint(edited.folder)
-
-
-# ---- what is shown
-
-
-@EVERY_FORM
-def test_inspect_shows_form_bits_groups_and_bytes(
-    made_of: Callable[[str], Made], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = made_of(name)
-    assert cli.main(["inspect", str(made.quantised)]) == 0
-    rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][:5] == ["part", "form", "bits", "a scale for", "tensors"]
-    case, stored = made.case, load_file(made.quantised / "model.safetensors")
-    sizes = {name: form.bytes for name, form in Checkpoint(made.quantised).quantised.items()}
-    assert len(sizes) == 84 and all(map(THINKER.fullmatch, sizes))
-    layers = {name.removesuffix(".weight") for name in sizes}
-    parts = {n: t for n, t in stored.items() if n.rpartition(".")[0] in layers}
-    assert sum(sizes.values()) == sum(
-        tensor.nbytes for name, tensor in parts.items() if "input" not in name.rpartition(".")[2]
-    )
-    forms = [row for row in rows[1:] if len(row) == len(rows[0])]
-    use = "kept" if case.kept else "widened"
-    known = {("thinker", case.label, str(case.bits), n, use) for n in (case.shares, "a row")}
-    assert {(*row[:4], row[6]) for row in forms} <= known and case.shares == forms[0][3]
-    assert sum(int(row[4]) for row in forms) == 84
-    megabytes = sum(float(row[5]) for row in forms)
-    assert megabytes == pytest.approx(sum(sizes.values()) / 1e6, abs=0.05 * len(forms))
-    assert [row[:3] for row in rows if row[0] == "talker"] == [["talker", "bfloat16", "16"]]
