@@ -22,16 +22,14 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.realtime.session_config import SemanticVad
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
+    FRAME_SAMPLES,
+    RATE,
     Paused,
+    SileroVad,
     Started,
     Stopped,
     TurnDetector,
     TurnSettings,
-)
-from qwen3_omni_neuron.serving.realtime.turn_models import (
-    FRAME_SAMPLES,
-    RATE,
-    SileroVad,
     can_judge,
     is_complete,
 )

@@ -14,7 +14,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.endpoints import speech
-from qwen3_omni_neuron.serving.realtime import connection, events
+from qwen3_omni_neuron.serving.realtime import events
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_client import JSON, ask
@@ -209,19 +209,19 @@ def test_large_events_are_read_and_written_in_the_sessions_thread(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[str, int, str]] = []
-    write, read = connection.server_event, events.read_event
+    write, read = events.server_event, events.parse_event
 
     def written(kind: str, **fields: Any) -> str:
         text = write(kind, **fields)
         made.append((kind, len(text), threading.current_thread().name.split("_")[0]))
         return text
 
-    def parsed(text: str, **more: Any) -> Any:
+    def parsed(text: str) -> Any:
         made.append(("read", len(text), threading.current_thread().name.split("_")[0]))
-        return read(text, **more)
+        return read(text)
 
-    monkeypatch.setattr(connection, "server_event", written)
-    monkeypatch.setattr(events, "read_event", parsed)
+    monkeypatch.setattr(events, "server_event", written)
+    monkeypatch.setattr(events, "parse_event", parsed)
     sound = base64.b64encode(bytes(4_000_000)).decode()
     instructions = "a" + " " * 500_000  # which are measured as what is left of them without blanks
     with calling(server) as caller:

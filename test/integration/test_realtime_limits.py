@@ -27,10 +27,9 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.parameters import Voices
-from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
+from qwen3_omni_neuron.serving.realtime.live_session import LiveSession, RealtimeSockets
 from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, updated
-from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings

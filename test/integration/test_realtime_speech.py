@@ -14,7 +14,7 @@ import soxr
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.serving.realtime import input_buffer, session_config, turn_models
+from qwen3_omni_neuron.serving.realtime import input_buffer, session_config, turn_detector
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Session
 from testing import recorded_session
@@ -183,8 +183,8 @@ def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
 
 @pytest.fixture
 def by_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets semantic_vad judge turns, by what a test puts in place of `turn_models.is_complete`."""
-    monkeypatch.setattr(turn_models, "can_judge", lambda: True)
+    """Lets semantic_vad judge turns, by what a test puts in place of `is_complete`."""
+    monkeypatch.setattr(turn_detector, "can_judge", lambda: True)
     monkeypatch.setattr(input_buffer, "load_judge", lambda: None)
     monkeypatch.setattr(Qwen3Omni, "turns_by_silence", False)
 
@@ -207,7 +207,7 @@ def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhi
         return True
 
     monkeypatch.setattr(Session, "prepare", prepare_all)
-    monkeypatch.setattr(turn_models, "is_complete", is_complete)
+    monkeypatch.setattr(turn_detector, "is_complete", is_complete)
     with calling(server) as caller:
         detection = {"type": "semantic_vad", "eagerness": "low"}
         sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
@@ -233,7 +233,7 @@ def test_an_incomplete_turn_waits_no_longer_than_its_eagerness_says(
         judged.append(len(heard))
         return False
 
-    monkeypatch.setattr(turn_models, "is_complete", is_complete)
+    monkeypatch.setattr(turn_detector, "is_complete", is_complete)
     with calling(server) as caller:
         for eagerness, longest_ms in (("low", 8000), ("medium", 4000), ("high", 2000)):
             detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}

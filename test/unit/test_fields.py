@@ -67,13 +67,12 @@ from qwen3_omni_neuron.serving.openai.responses import (
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
-from qwen3_omni_neuron.serving.realtime.drafts import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.events import (
-    EventError,
     ItemCreate,
     read_event,
     read_items,
 )
+from qwen3_omni_neuron.serving.realtime.items import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SoundFormat,
     first_config,
@@ -534,7 +533,7 @@ def read_session(body: Json) -> Found:
     detection = heard.turn_detection
     asked = (
         *(options_of_session(config), config.instructions, config.output_modalities),
-        *(config.answers, config.logprobs, heard.format, said.format, said.speed),
+        *(config.answers, bool(config.include), heard.format, said.format, said.speed),
         *(heard.transcription is not None, detection and detection.turns),
         detection and (detection.create_response, detection.interrupt_response),
     )
@@ -565,10 +564,7 @@ def read_socket_item(body: Json) -> Found:
     if body.get("type", "message") != "message":
         full["item"] = body
     full["item"].setdefault("type", "message")
-    try:
-        event = read_event(json.dumps(full), lambda given: given)
-    except EventError as error:
-        raise error.error from error
+    event = read_event(full)
     assert isinstance(event, ItemCreate)
     media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
     draft = read_draft(event.item, HeldBytes(), media, codec_of("audio/pcm", None))  # type: ignore[arg-type]

@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
+    FRAME_SAMPLES,
     KEPT_SILENCE_MS,
     Paused,
+    SileroVad,
     Speech,
     Started,
     Stopped,
@@ -19,7 +21,6 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TurnEvent,
     TurnSettings,
 )
-from qwen3_omni_neuron.serving.realtime.turn_models import FRAME_SAMPLES, SileroVad
 from train.speech import MEASURING, pink_noise, spoken_clip
 
 RATE = 16000

@@ -17,9 +17,8 @@ from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.parameters import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
-from qwen3_omni_neuron.serving.realtime.items import ConversationItems
+from qwen3_omni_neuron.serving.realtime.events import Connection
+from qwen3_omni_neuron.serving.realtime.items import ITEM_BYTES, ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
 from qwen3_omni_neuron.serving.realtime.responses import Responses
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, response_config

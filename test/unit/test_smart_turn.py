@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.realtime import input_buffer, session_config, turn_models
+from qwen3_omni_neuron.serving.realtime import input_buffer, session_config, turn_detector
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SemanticVad,
@@ -93,7 +93,7 @@ def test_a_turn_is_judged_once_a_pause_by_its_last_8_seconds() -> None:
     ends = [960 + 224, 960 + 1280 + 9600 + 224, 960 + 1280 + 9600 + 640 + 320 + 224]
     for turn, end_ms in zip(judged, ends, strict=True):
         end = end_ms * RATE // 1000
-        assert np.array_equal(turn, samples[max(0, end - turn_models.HEARD_SAMPLES) : end])
+        assert np.array_equal(turn, samples[max(0, end - turn_detector.HEARD_SAMPLES) : end])
 
 
 def test_the_next_turn_is_judged_without_the_one_before() -> None:
@@ -152,7 +152,7 @@ def test_the_extra_is_for_pythons_that_its_package_takes() -> None:
     assert f'\nsmart-turn = ["{package}", "qwen3-omni-neuron[realtime]"]\n' in text
 
 
-@pytest.mark.skipif(not turn_models.can_judge(), reason="pipecat-ai is not installed")
+@pytest.mark.skipif(not turn_detector.can_judge(), reason="pipecat-ai is not installed")
 def test_probabilities_are_those_of_the_models_own_features() -> None:
     """The clips are speech, shorter and longer than what it hears, and silence."""
     import onnxruntime
@@ -162,16 +162,16 @@ def test_probabilities_are_those_of_the_models_own_features() -> None:
 
     clip = spoken_clip("what is two plus six", MEASURING, random.Random(3))
     extractor = WhisperFeatureExtractor(chunk_length=8)
-    session = onnxruntime.InferenceSession(turn_models._judge_file())
+    session = onnxruntime.InferenceSession(turn_detector._file(*turn_detector._JUDGE))
     found = []
     for turn in (clip, clip[: len(clip) // 2], np.tile(clip, 9), np.zeros(4000, np.float32)):
-        heard = turn[-turn_models.HEARD_SAMPLES :]
-        heard = np.pad(heard, (turn_models.HEARD_SAMPLES - len(heard), 0))
+        heard = turn[-turn_detector.HEARD_SAMPLES :]
+        heard = np.pad(heard, (turn_detector.HEARD_SAMPLES - len(heard), 0))
         features = extractor(
             heard, sampling_rate=RATE, do_normalize=True, return_tensors="np", padding="max_length"
         ).input_features
         expected = session.run(None, {"input_features": features.astype(np.float32)})[0][0, 0]
-        found.append(turn_models.probability(turn))
+        found.append(turn_detector.probability(turn))
         assert found[-1] == pytest.approx(float(expected), abs=1e-3)
-        assert turn_models.is_complete(turn) is (found[-1] > 0.5)
+        assert turn_detector.is_complete(turn) is (found[-1] > 0.5)
     assert max(found) - min(found) > 0.05

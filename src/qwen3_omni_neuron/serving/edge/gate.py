@@ -15,9 +15,9 @@ from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES
 from qwen3_omni_neuron.serving.openai.reply import new_id
-from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
-from qwen3_omni_neuron.serving.realtime.socket import PATHS as SOCKETS
-from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
+from qwen3_omni_neuron.serving.realtime.live_session import PATH as REALTIME
+from qwen3_omni_neuron.serving.realtime.live_session import PATHS as SOCKETS
+from qwen3_omni_neuron.serving.realtime.live_session import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 

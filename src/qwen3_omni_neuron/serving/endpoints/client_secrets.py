@@ -11,7 +11,7 @@ from qwen3_omni_neuron.serving.openai.bodies import StrictObject, parse_json
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, shown, updated
-from qwen3_omni_neuron.serving.realtime.turn_models import judges
+from qwen3_omni_neuron.serving.realtime.turn_detector import judges
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()

@@ -1,7 +1,4 @@
-"""Codecs of realtime sound <-> float32 samples: 16-bit PCM, and telephony's mu-law and A-law.
-
-Each format has its own sample rate; a `Resampler` converts it to or from the model's.
-"""
+"""Codecs of realtime sound <-> float32 samples: 16-bit PCM, and telephony's mu-law and A-law."""
 
 import binascii
 from collections.abc import Callable
@@ -24,7 +21,7 @@ _MU_BIAS, _MU_CLIP = 33, 8158  # for 14-bit samples
 
 @dataclass(frozen=True)
 class Codec:
-    """Format of sound on the socket. bytes_per_sample: each piece's size is a multiple of it."""
+    """Format of sound on the socket."""
 
     rate: int
     bytes_per_sample: int

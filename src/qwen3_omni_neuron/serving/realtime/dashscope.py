@@ -5,8 +5,8 @@ from itertools import product
 from typing import Any
 
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
-from qwen3_omni_neuron.serving.realtime.events import Json
 
+Json = dict[str, Any]
 DASHSCOPE_PATH = "/api-ws/v1/realtime"
 DASHSCOPE_HEADER = b"x-dashscope-sdk-client"
 _PLACES: Mapping[str, tuple[str, ...]] = {
@@ -25,9 +25,8 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 """Place in a session of OpenAI's, by the name in a flat session."""
 _TURNED_OFF = ("input_audio_transcription", "turn_detection")  # by null; elsewhere null is absence
 _OF_RESPONSES = ("modalities", "voice", "output_audio_format")  # that a response shows
-# The SDK writes pcm16 for both directions, and its documents pcm: the rates are always these.
+# Whether a client writes pcm or pcm16, the rates are these.
 _RATES = {"input_audio_format": 16000, "output_audio_format": 24000}
-_SILENCE_MS = 800
 _OF_SERVER_VAD = ("threshold", "prefix_padding_ms", "silence_duration_ms")
 FIRST: Json = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}
 """Fields with which a session begins."""
@@ -40,8 +39,8 @@ def heard(event: Json) -> Json:
             raise wrong_value("image: Input should be a JPEG file in base64.", "image")
         part = {"type": "input_image", "image_url": f"data:image/jpeg;base64,{event['image']}"}
         item = {"type": "message", "role": "user", "content": [part]}
-        rest = {name: value for name, value in event.items() if name != "image"}
-        return rest | {"type": "conversation.item.create", "item": item}
+        event = {name: value for name, value in event.items() if name != "image"}
+        return event | {"type": "conversation.item.create", "item": item}
     given = {n: event[n] for n in ("session", "response") if isinstance(event.get(n), dict)}
     return event | {name: _nested(fields) for name, fields in given.items()}
 
@@ -62,9 +61,8 @@ def _nested(given: Json) -> Json:
     """Return a client's flat fields in the places of OpenAI's."""
     made: Json = {}
     for name, value in given.items():
-        searches_not = name == "enable_search" and not value
         absent = value is None and name not in _TURNED_OFF
-        if searches_not or absent or name == "smooth_output":
+        if absent or name == "smooth_output" or (name == "enable_search" and not value):
             continue
         *outer, last = _PLACES.get(name, (name,))
         inner = made
@@ -86,7 +84,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "turn_detection" and isinstance(value, dict):
         if value.get("type") == "semantic_vad":  # the SDK sends fields of server_vad, too
             return {n: v for n, v in value.items() if n not in _OF_SERVER_VAD}
-        return {"silence_duration_ms": _SILENCE_MS, **value}
+        return {"silence_duration_ms": 800, **value}
     if name == "tools" and isinstance(value, list):
         return [_out_of_function(tool) for tool in value]
     return _out_of_function(value) if name == "tool_choice" else value
@@ -102,11 +100,10 @@ def _flat(given: Json) -> Json:
     """Return a session or response as DashScope's clients know it."""
     made = {name: value for name, value in given.items() if name not in ("type", "audio")}
     for name in _OF_RESPONSES if "output" in given else _PLACES:
-        first, *further = _PLACES[name]
-        value = given.get(first)
-        for step in further:
+        value: Any = given
+        for step in _PLACES[name]:
             value = value.get(step) if isinstance(value, dict) else None
-        made.pop(first, None)
+        made.pop(_PLACES[name][0], None)
         if name in _RATES and value is not None:
             made[name] = "pcm"
         elif name == "modalities" and value is not None:
@@ -118,8 +115,8 @@ def _flat(given: Json) -> Json:
     if "output" in given:
         made["output"] = [_item(item) for item in given["output"]]
     if made.get("tools"):
-        tools = ({n: v for n, v in tool.items() if n != "type"} for tool in made["tools"])
-        made["tools"] = [{"type": "function", "function": tool} for tool in tools]
+        bare = ({n: v for n, v in tool.items() if n != "type"} for tool in made["tools"])
+        made["tools"] = [{"type": "function", "function": tool} for tool in bare]
     return made
 
 

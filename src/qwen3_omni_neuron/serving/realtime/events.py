@@ -1,18 +1,19 @@
-"""Events of the socket. Client events are validated strictly; an invalid one gets an error event.
+"""Events of OpenAI's Realtime API, and the connection that carries a session's."""
 
-Names and fields are those of OpenAI's Realtime API in its generally available version; DashScope's
-are translated (serving.realtime.dashscope).
-"""
-
+import asyncio
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.types import Send
 
+from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.bodies import (
     OneOf,
     OpenObject,
@@ -22,6 +23,8 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.reply import new_id
+from qwen3_omni_neuron.serving.realtime import dashscope
+from qwen3_omni_neuron.serving.service import Service
 
 Json = dict[str, Any]
 EventId = Annotated[str, Field(max_length=512)]
@@ -97,9 +100,8 @@ class Append(_Event):
 class Signal(_Event):
     """Event without fields.
 
-    session.finish: ask for session.finished once no response is made any more, as DashScope's
-    clients do. input_audio_buffer.commit: end the user's turn; clear: drop the sound that was
-    appended. output_audio_buffer.clear: report that the client has stopped playback.
+    session.finish: DashScope's clients ask for session.finished once no response is made any more.
+    output_audio_buffer.clear: the client has stopped playback.
     """
 
     type: Literal[
@@ -174,43 +176,31 @@ class ClientGoneError(Exception):
     """The connection was lost while an event was sent."""
 
 
-class EventError(Exception):
-    """Refusal of one event. event_id, kind: the client's event id and type, if they were read."""
-
-    def __init__(self, error: ApiError, event_id: str | None, kind: str | None = None):
-        super().__init__(str(error))
-        self.error, self.event_id, self.kind = error, event_id, kind
-
-
-def read_event(text: str, heard: Callable[[Json], Json] | None = None) -> ClientEvent:
-    """Read a client's event, which `heard` translates first. Raises EventError."""
+def parse_event(text: str) -> Json:
+    """Parse a client's event. Raises ApiError."""
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
         given = from_json(text)  # as bodies are parsed: a lone surrogate is refused
-    except ApiError as error:
-        raise EventError(error, None) from error
     except (ValueError, RecursionError) as error:
         message = f"the event is not JSON ({str(error)[:200]}). Send one object a message."
-        raise EventError(ApiError(400, message, "invalid_json"), None) from error
+        raise ApiError(400, message, "invalid_json") from error
     if not isinstance(given, dict):
         message = f"the event is a {type(given).__name__}; send an object with a type."
-        raise EventError(ApiError(400, message, "invalid_json"), None)
-    event_id = given.get("event_id")
-    event_id = event_id[:512] if isinstance(event_id, str) else None
-    try:
-        given = heard(given) if heard else given
-    except ApiError as error:
-        raise EventError(error, event_id, given.get("type")) from error
+        raise ApiError(400, message, "invalid_json")
+    return given
+
+
+def read_event(given: Json) -> ClientEvent:
+    """Validate a client's event. Raises ApiError."""
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _EVENTS:
-        message = f"there is no client event {str(kind)[:80]!r}. There are: " + ", ".join(
-            sorted(_EVENTS)
-        )
-        raise EventError(ApiError(400, f"{message}.", "unknown_event", "type"), event_id)
+        known = ", ".join(sorted(_EVENTS))
+        message = f"there is no client event {str(kind)[:80]!r}. There are: {known}."
+        raise ApiError(400, message, "unknown_event", "type")
     try:
         return _EVENTS[kind].model_validate(given)
     except ValidationError as error:
-        raise EventError(wrong_field(error, "", _EVENTS[kind]), event_id, kind) from error
+        raise wrong_field(error, "", _EVENTS[kind]) from error
 
 
 def read_items(given: Any) -> list[Item | ItemReference]:
@@ -234,8 +224,7 @@ def wrong_field(
 class Base64:
     """Base64 of an event, which is written into its JSON unread.
 
-    Otherwise json.dumps would hold the interpreter lock for 25 ms to look for characters to escape
-    in ten minutes of sound.
+    json.dumps would look for characters to escape: 25 ms without the GIL for ten minutes of sound.
     """
 
     text: str
@@ -257,10 +246,7 @@ def is_large(fields: Json) -> bool:
 
 
 def server_event(kind: str, **fields: Any) -> str:
-    """Return a server event as JSON.
-
-    It is ASCII: text that a client gets back may have lone surrogates, which UTF-8 can't encode.
-    """
+    """Return a server event as JSON in ASCII: a client's text may have lone surrogates."""
     event = {"type": kind, "event_id": new_id("event_"), **fields}
     texts: list[str] = []
     placeholder = f"base64_{event['event_id']}"  # no client can know it
@@ -271,3 +257,45 @@ def server_event(kind: str, **fields: Any) -> str:
 
     first, *others = json.dumps(event, separators=(",", ":"), default=take).split(placeholder)
     return "".join((first, *chain.from_iterable(zip(texts, others, strict=True))))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Connection of one session, which all its parts share.
+
+    raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client speaks
+    DashScope's events. A reference to the session would be a cycle, and keep its sound until the
+    next garbage collection.
+    """
+
+    raw_send: Send
+    pool: ThreadPoolExecutor
+    service: Service
+    context: Context
+    is_dashscope: bool
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        """Send an event. Raises ClientGoneError."""
+        if self.is_dashscope:
+            told = dashscope.told(kind, fields)
+            if told is None:
+                return
+            kind, fields = told
+        write = partial(server_event, kind, **fields)
+        text = await self.in_thread(write) if is_large(fields) else write()
+        try:
+            await self.raw_send({"type": "websocket.send", "text": text})
+        except OSError as error:  # ASGI's error for a lost connection
+            raise ClientGoneError from error
+
+    async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
+        """Send an error event. event_id: id of the client's event that caused the error."""
+        await self.send("error", error={**error.body["error"], "event_id": event_id})
+
+    async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call a function in the session's thread."""
+        return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
+
+    def failed(self, error: Exception) -> ApiError:
+        """Return the client's error for an exception; see `Service.failed`."""
+        return self.service.failed(error, self.context)

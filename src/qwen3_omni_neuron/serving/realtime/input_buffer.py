@@ -12,17 +12,23 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     codec_of,
     decoded_sound,
 )
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES, new_item
-from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, ConversationItems, item_of
+from qwen3_omni_neuron.serving.realtime.events import Connection
+from qwen3_omni_neuron.serving.realtime.items import (
+    EMPTY_MESSAGE,
+    ITEM_BYTES,
+    ConversationItems,
+    item_of,
+    new_item,
+)
 from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
+    SileroVad,
     TurnDetector,
     TurnEvent,
     TurnSettings,
+    load_judge,
 )
-from qwen3_omni_neuron.serving.realtime.turn_models import SileroVad, load_judge
 
 _LEAST_PIECE = 24  # samples: a shorter piece of sound takes as much memory
 
@@ -116,8 +122,8 @@ class InputBuffer:
     async def commit(self, flush: bool) -> tuple[Turn, TurnTranscript | None]:
         """End the user's turn, and send the events of its item. Raises ApiError.
 
-        Returns the turn and its transcript, which is to be finished, if there is to be one.
         flush: include sound that the resampler and the detector still hold.
+        Returns the turn and its transcript, which is to be finished.
         """
         try:
             turn, before, transcript = await self._connection.in_thread(self._commit, flush)
@@ -135,7 +141,7 @@ class InputBuffer:
         self._at += len(self._resampler.finish())
         if self._detector is not None:
             self._detector.clear()
-        await self._connection.in_thread(self.drop)
+        await self._connection.in_thread(self._drop)
         await self._connection.send("input_audio_buffer.cleared")
 
     def _take(self, samples: Samples) -> list[TurnEvent]:
@@ -162,24 +168,22 @@ class InputBuffer:
                 "speech_started.",
                 "input_audio_buffer_commit_empty",
             )
-        session = self._items.session
+        session, transcript = self._items.session, self._transcript
         if self.keeps:
             turn = session.commit()
         else:
-            assert self._transcript is not None, "sound that is not kept is transcribed"
-            self._transcript.sound.check("append_audio")
+            assert transcript is not None, "sound that is not kept is transcribed"
+            transcript.sound.check("append_audio")
             turn = session.read(EMPTY_MESSAGE)
             session.insert(turn)
         content = [{"type": "input_audio", "transcript": None}]
         turn.shown = new_item("message", self.item_id, role="user", content=content)
         self._items.account.add(ITEM_BYTES)
         turn.id, turn.size = self.item_id, ITEM_BYTES + self._held
-        transcript, self._transcript = self._transcript, None
-        self._samples = self._held = 0
-        return turn, self._items.add(turn), transcript
+        self._transcript, self._samples, self._held = None, 0, 0
+        return turn, self._items.previous(turn), transcript
 
-    def drop(self) -> None:
-        """Drop the sound of the user's unfinished turn."""
+    def _drop(self) -> None:
         self._items.session.clear()
         self._items.account.release(self._held)
         if self._transcript is not None:

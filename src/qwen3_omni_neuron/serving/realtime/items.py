@@ -1,46 +1,74 @@
-"""Items of a conversation as clients see them: the turns of its session, by their ids."""
+"""Items of a conversation: the turns of its session as clients see them, by their ids."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
-from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.endpoints.media import MediaReader, sound_bytes
+from qwen3_omni_neuron.serving.openai.bodies import check_further
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.fields import ITEM
+from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
     Codec,
     Resampler,
-    Samples,
+    decoded_sound,
     encoded_sound,
 )
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES, hold, new_item, read_item
-from qwen3_omni_neuron.serving.realtime.events import Base64, Item, ItemReference, Json
+from qwen3_omni_neuron.serving.realtime.events import (
+    Base64,
+    CallItem,
+    Connection,
+    ContentPart,
+    Item,
+    ItemReference,
+    Json,
+    MessageItem,
+    OutputItem,
+)
 from qwen3_omni_neuron.session import Session
 
-_MOST_LOGGED = 64  # warnings in a session's log line
+ITEM_BYTES = 1024  # bytes that an item counts for beside its content
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
+_MOST_LOGGED = 64  # warnings in a session's log line
+# Fields of a part of content by its type, beside those without effect.
+_PART_FIELDS = {
+    **{"input_text": ("text",), "input_audio": ("audio", "transcript")},
+    **{"input_image": ("image_url",), "output_text": ("text",), "output_audio": ("transcript",)},
+}
 
 
-def item_of(turn: Turn | Reply) -> Json:
-    """Return a turn as clients see it, without sound."""
+def new_item(kind: str, item_id: str | None = None, **fields: Any) -> Json:
+    """Return an item as clients see it."""
+    item_id = item_id or new_id("item_")
+    return {"id": item_id, "object": "realtime.item", "type": kind, "status": "completed", **fields}
+
+
+def item_of(turn: Turn | Reply, codec: Codec | None = None) -> Json:
+    """Return a turn as clients see it. codec: format of the user's sound; None: without it."""
     item = dict(turn.shown)
     if isinstance(turn, Reply):
         begun = item["status"] == "in_progress"
-        item["content"] = [] if begun else [reply_part(turn.spoken, turn.text)]
-    elif "content" in item:
-        item["content"] = [
-            part | {"image_url": part["image_url"].tobytes().decode()}
-            if "image_url" in part
-            else part
-            for part in item["content"]
-        ]
+        return item | {"content": [] if begun else [reply_part(turn.spoken, turn.text)]}
+    # Sound that was only transcribed is not in its turn.
+    media = turn.media if codec is not None else []
+    sounds = [medium.clip.waveform for medium in media if medium.clip is not None]
+    if "content" in item:
+        item["content"] = parts = [dict(part) for part in item["content"]]
+        for part in parts:
+            if "image_url" in part:
+                part["image_url"] = part["image_url"].tobytes().decode()
+            elif codec is not None and part["type"] == "input_audio" and sounds:
+                sound = Resampler(TURN_RATE, codec.rate).push(sounds.pop(0), last=True)
+                part["audio"] = Base64(encoded_sound(sound, codec))
     return item
 
 
@@ -51,27 +79,12 @@ def reply_part(spoken: bool, text: str) -> Json:
     return {"type": "output_text", "text": text}
 
 
-def _item_with_sound(turn: Turn | Reply, codec: Codec) -> Json:
-    """Return a turn as clients see it, with the user's sound."""
-    item = item_of(turn)
-    media = [] if isinstance(turn, Reply) else turn.media
-    # Sound that was only transcribed is not in its turn.
-    if sounds := [medium.clip.waveform for medium in media if medium.clip is not None]:
-        item["content"] = [
-            part | {"audio": _in_base64(sounds.pop(0), codec)}
-            if part["type"] == "input_audio"
-            else part
-            for part in item["content"]
-        ]
-    return item
-
-
 class ConversationItems:
     """Items of a session: its turns in their order, each with the id that its client knows.
 
-    `shown` of a turn is the item as clients see it, but for a reply's content, which is its text,
+    A turn's `shown` is the item as clients see it, but for a reply's content, which is its text,
     and for images, whose URLs are uint8 [bytes].
-    session: the turns. account: bytes that the session holds.
+    account: bytes that the session holds.
     Coroutines answer clients' events; all other methods are for the session's thread.
     """
 
@@ -79,8 +92,6 @@ class ConversationItems:
         self.id = new_id("conv_")  # the conversation's
         self.session, self.account = session, account
         self._connection, self._omni = connection, omni
-
-    # Clients' events.
 
     async def create(self, item: Item, after: str | None, codec: Codec) -> None:
         """Insert a client's item: at the end, after another one, or after "root".
@@ -96,38 +107,34 @@ class ConversationItems:
         await self.announce(made, before, warnings)
 
     async def draft(self, item: Item, codec: Codec) -> tuple[Turn, list[str]]:
-        """Read a client's item with its media; see `read_item`. Raises the API's errors, too.
+        """Read a client's item with its media. Returns the warnings about its files, too.
 
-        Returns the warnings about its files, too, which are also in the session's log line.
+        Raises ApiError and the errors of the API.
         """
-        service, owner = self._connection.service, self._connection.context.owner
+        service, context = self._connection.service, self._connection.context
         service.count_without_effect(ITEM, item)
-        media = MediaReader(service, self._omni, owner)
+        media = MediaReader(service, self._omni, context.owner)
         draft = await self._connection.in_thread(self._read, item, media, codec)
         try:
-            await media.finish(partial(hold, draft, self.account))
+            await media.finish(partial(_hold, draft, self.account))
         except BaseException:
             self.account.release(draft.size)
             raise
-        logged = self._connection.context.warnings
-        logged += media.warnings[: max(0, _MOST_LOGGED - len(logged))]
+        context.warnings += media.warnings[: max(0, _MOST_LOGGED - len(context.warnings))]
         return draft, media.warnings
 
     async def announce(self, item: Json, before: str | None, warnings: Sequence[str] = ()) -> None:
-        """Send the events of a complete item. before: id of the previous item.
-
-        warnings: about its files; a field of the events where there are any.
-        """
-        for kind in ("added", "done"):
-            fields: Json = {"item": item, "previous_item_id": before}
-            if warnings:
-                fields["warnings"] = list(warnings)
-            await self._connection.send(f"conversation.item.{kind}", **fields)
+        """Send the events of a complete item. before: id of the previous item."""
+        fields: Json = {"item": item, "previous_item_id": before}
+        if warnings:
+            fields["warnings"] = list(warnings)
+        await self._connection.send("conversation.item.added", **fields)
+        await self._connection.send("conversation.item.done", **fields)
 
     async def retrieve(self, item_id: str, codec: Codec) -> None:
         """Send an item with the user's sound. Raises ApiError."""
         made = await self._connection.in_thread(
-            lambda: _item_with_sound(self._found(item_id, "item_id", "retrieve"), codec)
+            lambda: item_of(self._found(item_id, "item_id", "retrieve"), codec)
         )
         await self._connection.send("conversation.item.retrieved", item=made)
 
@@ -142,10 +149,8 @@ class ConversationItems:
         await self._connection.in_thread(self._truncate, **fields)
         await self._connection.send("conversation.item.truncated", **fields)
 
-    # The session's thread.
-
-    def add(self, turn: Turn | Reply) -> str | None:
-        """Note that a turn is in the history. Returns the previous item's id."""
+    def previous(self, turn: Turn | Reply) -> str | None:
+        """Return the id of the item before a turn of the history."""
         turns = self.session.turns
         at = turns.index(turn)
         return turns[at - 1].id if at else None
@@ -159,12 +164,6 @@ class ConversationItems:
             for item in given
         ]
 
-    def answerable(self, turns: Sequence[Turn | Reply]) -> list[Turn | Reply]:
-        """Return turns that end with a user's or tool's turn: append an empty one if needed."""
-        if turns and turns[-1].role in ("user", "tool"):
-            return list(turns)
-        return [*turns, self.session.read(EMPTY_MESSAGE)]
-
     def begin_reply(self, reply: Reply, speed: float) -> str | None:
         """Make an item of a reply in the history. Returns the previous item's id.
 
@@ -173,25 +172,22 @@ class ConversationItems:
         reply.shown = new_item("message", role="assistant", status="in_progress")
         reply.id, reply.size, reply.speed = reply.shown["id"], ITEM_BYTES, speed
         self.account.add(reply.size)
-        return self.add(reply)
+        return self.previous(reply)
 
     def add_call(self, draft: Turn, after: Sequence[str | None]) -> str | None:
-        """Insert a reply's call after the last of the items with the given ids.
+        """Insert a reply's call after the last of these items that is left, or at the end.
 
-        Items that a client has deleted are ignored; if none is left, the call is the last item.
         Returns the previous item's id.
         """
-        turns = self.session.turns
-        ids = [turn.id for turn in turns]
+        ids = [turn.id for turn in self.session.turns]
         left = [ids.index(item_id) for item_id in after if item_id in ids]
         self.account.add(draft.size)
-        return self._insert_at(draft, left[-1] + 1 if left else len(turns))[1]
+        return self._insert_at(draft, left[-1] + 1 if left else len(ids))[1]
 
     def settle(self, reply: Reply, text: str, as_it_is: bool) -> None:
-        """End a reply's item. text: text that clients got. as_it_is: the reply has no other text.
+        """End a reply's item, unless a client has deleted it.
 
-        Otherwise reasoning, and calls with items of their own, are removed from the reply's text.
-        Does nothing if a client has deleted the item.
+        text: text that clients got. as_it_is: False if the reply has other text, such as reasoning.
         """
         if reply not in self.session.turns:
             return
@@ -206,10 +202,6 @@ class ConversationItems:
         self.session.remove(turn)
         self.account.release(turn.size)
 
-    def transcribed(self, turn: Turn, text: str) -> None:
-        """Set the transcript of a user's spoken turn."""
-        turn.shown["content"][0]["transcript"] = text
-
     def _read(self, item: Item, media: MediaReader, codec: Codec) -> Turn:
         if item.id is not None and any(turn.id == item.id for turn in self.session.turns):
             raise ApiError(
@@ -221,7 +213,6 @@ class ConversationItems:
         return read_item(item, self.account, media, codec)
 
     def _insert(self, draft: Turn, after: str | None) -> tuple[Json, str | None]:
-        """Insert an item as `create` does. Returns it, and the previous item's id."""
         turns = self.session.turns
         if after is None:
             return self._insert_at(draft, len(turns))
@@ -230,12 +221,12 @@ class ConversationItems:
         return self._insert_at(draft, turns.index(self._found(after, "previous_item_id")) + 1)
 
     def _insert_at(self, draft: Turn, at: int) -> tuple[Json, str | None]:
-        """Insert an item before the turn with an index, or at the end."""
+        """Insert an item before the turn with an index. Returns it, and the previous item's id."""
         turns = self.session.turns
         read = self.session.read(draft.message)
         turn = replace(read, id=draft.id, shown=draft.shown, size=draft.size)
         self.session.insert(turn, turns[at] if at < len(turns) else None)
-        return item_of(turn), self.add(turn)
+        return item_of(turn), self.previous(turn)
 
     def _delete(self, item_id: str) -> None:
         turn = self._found(item_id, "item_id", "delete")
@@ -278,6 +269,104 @@ def _in_progress(item_id: str) -> ApiError:
     return ApiError(400, message, "item_in_progress", "item_id")
 
 
-def _in_base64(samples: Samples, codec: Codec) -> Base64:
-    sound = Resampler(TURN_RATE, codec.rate).push(samples, last=True)
-    return Base64(encoded_sound(sound, codec))
+def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Turn:
+    """Read a client's item, except media that need decoding: see `MediaReader.finish`.
+
+    Returns a draft, whose message `Session.read` reads, and whose size the account holds.
+    Raises ApiError.
+    """
+    names = names_in(ITEM, "")
+    of_assistant = getattr(item, "role", "") == "assistant"
+    check_further(item, "item", names if of_assistant else names - {"*"})
+    draft = draft_of(item)
+    account.hold(draft.size)
+    try:
+        if isinstance(item, MessageItem):
+            _read_content(draft, item, account, media, codec)
+    except BaseException:
+        account.release(draft.size)
+        raise
+    return draft
+
+
+def _hold(draft: Turn, account: Account, size: int) -> None:
+    account.hold(size)
+    draft.size += size
+
+
+def draft_of(item: Item) -> Turn:
+    """Return the draft of an item, without a message's content. No account holds its size."""
+    texts: list[str | None]
+    if isinstance(item, OutputItem):
+        draft, texts = Turn("tool", item.output), [item.output]
+        draft.shown = new_item(item.type, item.id, call_id=item.call_id, output=item.output)
+    elif isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        draft = Turn("assistant", "", calls=[{"type": "function", "function": function}])
+        call_id = item.call_id or new_id("call_")
+        draft.shown = new_item(item.type, item.id, call_id=call_id, **function)
+        texts = [item.name, item.arguments]
+    else:
+        draft = Turn(item.role, [])
+        draft.shown = new_item(item.type, item.id, role=item.role, content=[])
+        texts = [t for part in item.content for t in (part.text, part.transcript, part.image_url)]
+    size = sum(sys.getsizeof(text) for text in texts if text is not None)
+    draft.id, draft.size = draft.shown["id"], ITEM_BYTES + size
+    return draft
+
+
+def _read_content(
+    draft: Turn, item: MessageItem, account: Account, media: MediaReader, codec: Codec
+) -> None:
+    taken = names_in(ITEM, "content[]")
+    for index, part in enumerate(item.content):
+        where = f"item.content[{index}]"
+        if part.type != "input_image":
+            check_further(part, where, taken)
+        own = _PART_FIELDS[part.type]
+        for name in ("text", "audio", "transcript", "image_url"):
+            if getattr(part, name) is not None and name not in own:
+                raise wrong_value(
+                    f"{where}.{name}: a part of type {part.type} has {' and '.join(own)} alone. "
+                    "Send another part, or leave it out.",
+                    f"{where}.{name}",
+                )
+        read, shown = _read_part(part, item.role, where, media, codec)
+        if read["type"] == "audio":
+            _hold(draft, account, sound_bytes(len(read["audio"])))
+        draft.given.append(read)
+        draft.shown["content"].append(shown)
+    if item.role != "user":
+        draft.given = "".join(part["text"] for part in draft.given)
+
+
+def _read_part(
+    part: ContentPart, role: str, where: str, media: MediaReader, codec: Codec
+) -> tuple[Json, Json]:
+    """Return a part of a message's content for the API, and as clients see it."""
+    # Pipecat's client sends an assistant's text as input_text.
+    if role == "assistant" and part.type in ("output_text", "output_audio", "input_text"):
+        text = _required(part, "transcript" if part.type == "output_audio" else "text", where)
+        return {"type": "text", "text": text}, {"type": "output_text", "text": text}
+    if part.type == "input_text":
+        text = _required(part, "text", where)
+        return {"type": "text", "text": text}, {"type": "input_text", "text": text}
+    if role != "user" or part.type.startswith("output_"):
+        message = f"{where} is {part.type}, which a message of role {role} can't have."
+        raise wrong_value(message, f"{where}.type")
+    if part.type == "input_audio":
+        samples = decoded_sound(_required(part, "audio", where), codec, f"{where}.audio")
+        samples = Resampler(codec.rate, TURN_RATE).push(samples, last=True)
+        shown = {"type": "input_audio", "transcript": part.transcript}
+        return {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE}, shown
+    url = _required(part, "image_url", where)
+    read = media.read({**(part.model_extra or {}), "type": "input_image", "image_url": url}, where)
+    # As an array: it can be longer than all text that a stored session may have.
+    return read, {"type": "input_image", "image_url": np.frombuffer(url.encode(), np.uint8)}
+
+
+def _required(part: ContentPart, name: str, where: str) -> str:
+    value: str | None = getattr(part, name)
+    if value is None:
+        raise ApiError(400, f"{where} has no {name}.", "missing_field", f"{where}.{name}")
+    return value

@@ -1,24 +1,27 @@
-"""One realtime session: client events in, server events out, until client or server ends it."""
+"""Realtime sessions: acceptance, client events in, server events out, until either side ends it."""
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.prompt.turns import Turn
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.edge.sending import AnswerSender
+from qwen3_omni_neuron.serving.openai.bodies import check_model
+from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import REALTIME
 from qwen3_omni_neuron.serving.openai.reply import new_id
-from qwen3_omni_neuron.serving.realtime import dashscope, events, turn_models
+from qwen3_omni_neuron.serving.realtime import dashscope, events, turn_detector
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.events import Json
+from qwen3_omni_neuron.serving.realtime.dashscope import DASHSCOPE_HEADER, DASHSCOPE_PATH
+from qwen3_omni_neuron.serving.realtime.events import Connection, Json
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.realtime.responses import Responses, reply_options
@@ -33,7 +36,7 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
     updated,
     without_mcp,
 )
-from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber, TurnTranscript
+from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.realtime.turn_detector import (
     Paused,
     Speech,
@@ -41,22 +44,60 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     TimedOut,
     TurnEvent,
 )
+from qwen3_omni_neuron.serving.service import Service
 
+PATH = "/v1/realtime"
+PATHS = (PATH, DASHSCOPE_PATH)
 TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 _TICK_S = 0.1
-_UPDATE = "session.update"
+_SMALL_EVENT = 1 << 16  # characters of an event that is parsed without a thread
 _CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
 
 
+class RealtimeSockets:
+    """ASGI application for all sessions of a server. For one event loop."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one session. Raises ApiError before it has begun."""
+        service, context = self._service, scope["context"]
+        answer: AnswerSender = scope["answer"]
+        asked = parse_qs(scope["query_string"].decode("latin-1"))
+        if "model" in asked:
+            model = asked["model"][0]
+            check_model(service, model)
+            service.count_without_effect(REALTIME, {"model": model})
+        only_transcribes = asked.get("intent") == ["transcription"]
+        omni = service.model.take()
+        if service.model.sessions_end_in_s is not None:
+            message = "the server ends: open the session again."
+            raise ApiError(503, message, "model_draining", retry_after_s=RETRY_S)
+        place = service.sessions.place(context.owner)
+        service.metrics.realtime_sessions.inc()
+        pool = ThreadPoolExecutor(1, "realtime")
+        try:
+            chosen = "realtime" if "realtime" in scope["subprotocols"] else None
+            await receive()  # the message "websocket.connect"
+            await answer.send({"type": "websocket.accept", "subprotocol": chosen})
+            as_dashscope = context.path == DASHSCOPE_PATH or DASHSCOPE_HEADER in dict(
+                scope["headers"]
+            )
+            connection = Connection(send, pool, service, context, as_dashscope)
+            kind: SessionType = "transcription" if only_transcribes else "realtime"
+            await LiveSession(connection, omni, receive, kind).serve()
+        finally:
+            pool.shutdown(wait=False)
+            place.leave()
+            service.metrics.realtime_sessions.dec()
+
+
 class LiveSession:
-    """One session, from its first event to its end: passes each event to the part it concerns."""
+    """One session: passes each event to the part it concerns."""
 
     def __init__(
-        self,
-        connection: Connection,
-        omni: Qwen3Omni,
-        receive: Receive,
-        kind: SessionType,
+        self, connection: Connection, omni: Qwen3Omni, receive: Receive, kind: SessionType
     ):
         """kind: the session's type, which its client may change."""
         service = connection.service
@@ -65,26 +106,17 @@ class LiveSession:
         self._account = service.account_of_session(connection.context.owner)
         self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices, kind)
-        # Fields with which it begins, of DashScope and of its client's secret.
-        first = dashscope.FIRST if connection.is_dashscope else {}
-        self._first = merged(first, connection.context.session)
-        self._by_meaning = turn_models.judges(omni)
+        self._by_meaning = turn_detector.judges(omni)
         self._config_bytes = 0  # bytes of the configuration in the account
-        self._updates = 0  # changes of the configuration by its client
-        self._refused = False  # a session.update was refused
+        self._updated = self._refused = False  # the client's session.update was, once
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._send, self._in_thread = connection.send, connection.in_thread
         self._items = ConversationItems(connection, omni, self._session, self._account)
-        self._transcriber = Transcriber(connection, self._items, self._config)
-        self._input = InputBuffer(
-            connection,
-            self._items,
-            self._transcriber,
-            self._config.audio.input.format,
-            self._config.answers,
-        )
+        self._transcriber = Transcriber(connection, self._account, self._config)
+        form, keeps = self._config.audio.input.format, self._config.answers
+        self._input = InputBuffer(connection, self._items, self._transcriber, form, keeps)
         self._responses = Responses(connection, self._items, self._input, self._voices)
 
     async def serve(self) -> None:
@@ -111,34 +143,37 @@ class LiveSession:
 
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
-        connection = self._connection
-        known = self._voices, self._by_meaning
-        await self._set(await self._in_thread(updated, self._config, self._first, *known))
-        self._updates = 0
+        first = dashscope.FIRST if self._connection.is_dashscope else {}
+        first = merged(first, self._connection.context.session)  # fields of its client's secret
+        await self._set(await self._with(first))
+        self._updated = False
         await self._show("session.created")
-        heard = dashscope.heard if connection.is_dashscope else None
-        read = partial(events.read_event, heard=heard)
         await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":
-            text = message.get("text")
-            event_id, kind = None, None
-            try:
-                if text is None:
-                    refusal = "events are sent as text, not as bytes."
-                    raise events.EventError(ApiError(400, refusal, "invalid_json"), None)
-                small = len(text) < 1 << 16
-                event = read(text) if small else await self._in_thread(read, text)
-                event_id, kind = event.event_id, event.type
-                del message, text
-                await self._answer(event)
-            except events.EventError as error:
-                self._refused = self._refused or error.kind == _UPDATE
-                await connection.send_error(error.error, error.event_id)
-            except events.ClientGoneError:
-                raise
-            except Exception as error:
-                self._refused = self._refused or kind == _UPDATE
-                await connection.send_error(connection.failed(error), event_id)
+            await self._heard(message.pop("text", None))
+
+    async def _heard(self, text: str | None) -> None:
+        """Answer a client's event, or send the error that it caused."""
+        given: Json = {}
+        try:
+            if text is None:
+                message = "events are sent as text, not as bytes."
+                raise ApiError(400, message, "invalid_json")
+            call = self._at_once if len(text) < _SMALL_EVENT else self._in_thread
+            given = await call(events.parse_event, text)
+            del text
+            heard = dashscope.heard(given) if self._connection.is_dashscope else given
+            await self._answer(await call(events.read_event, heard))
+        except events.ClientGoneError:
+            raise
+        except Exception as error:
+            self._refused |= given.get("type") == "session.update"
+            event_id = given.get("event_id")
+            event_id = event_id[:512] if isinstance(event_id, str) else None
+            await self._connection.send_error(self._connection.failed(error), event_id)
+
+    async def _at_once(self, call: Callable[..., Any], *given: Any) -> Any:
+        return call(*given)
 
     async def _watch(self) -> None:
         """End the session, after an announcement, when its time or the server's is over."""
@@ -176,7 +211,15 @@ class LiveSession:
             case events.Signal():
                 await self._signalled(event.type)
             case events.Append():
-                self._check_heard()
+                if self._refused and not self._updated:
+                    raise ApiError(
+                        400,
+                        "the first session.update was refused, so that the sound's format is not "
+                        "known to be right: none is taken. Send a session.update that is taken "
+                        "first.",
+                        "session_not_updated",
+                        "audio",
+                    )
                 await self._react_to(await self._in_thread(self._input.push, event.audio))
             case events.ItemCreate():
                 codec = self._input.codec
@@ -202,39 +245,32 @@ class LiveSession:
             await self._responses.ended()
             await self._send("session.finished")
         elif kind == "input_audio_buffer.commit":
-            self._transcribe(*await self._input.commit(flush=True))
+            turn, transcript = await self._input.commit(flush=True)
+            if transcript is not None:
+                self._transcriber.finish(transcript, turn)
         elif kind == "input_audio_buffer.clear":
             await self._input.clear()
         else:
             await self._responses.clear_output()
 
-    def _check_heard(self) -> None:
-        """Refuse sound whose format may be another than the client wanted. Raises ApiError."""
-        if self._refused and not self._updates:
-            raise ApiError(
-                400,
-                "the first session.update was refused, so that the sound's format is not known to "
-                "be right: none is taken. Send a session.update that is taken first.",
-                "session_not_updated",
-                "audio",
-            )
-
     # The session's configuration.
-
-    def _shown(self) -> Json:
-        """Return the session as clients see it."""
-        kind = "session" if self._config.answers else "transcription_session"
-        made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
-        return {**made, **shown(self._config)}
 
     async def _show(self, event: str) -> None:
         """Send the session in an event."""
-        await self._send(event, session=await self._in_thread(self._shown))
+        kind = "session" if self._config.answers else "transcription_session"
+        made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
+        await self._send(event, session=made | await self._in_thread(shown, self._config))
+
+    async def _with(self, given: Json) -> SessionConfig:
+        """Return the configuration with a client's fields. Raises ApiError."""
+        known = self._voices, self._by_meaning
+        config: SessionConfig = await self._in_thread(updated, self._config, given, *known)
+        return config
 
     async def _update(self, given: Json) -> None:
         before = self._config
         given, refusal = without_mcp(given)
-        config = await self._in_thread(updated, before, given, self._voices, self._by_meaning)
+        config = await self._with(given)
         if config.type != before.type and (self._session.turns or not self._input.is_empty):
             message = (
                 f"the session's type is {before.type} and can't be changed any more: there are "
@@ -251,7 +287,7 @@ class LiveSession:
         """Set the configuration, and what follows from it. Raises ApiError."""
         before = self._config
         await self._count(config)
-        self._updates += 1
+        self._updated = True
         self._input.keeps = config.answers
         self._config = self._transcriber.config = config
         now, earlier = config.audio.input, before.audio.input
@@ -306,11 +342,11 @@ class LiveSession:
         detection = self._config.audio.input.turn_detection
         if detection is None:
             return ()
+        answers = detection.create_response and self._config.answers
         if isinstance(event, Speech):
             await self._in_thread(self._input.append, event.samples)
         elif isinstance(event, Paused):
-            answer = detection.create_response and self._config.answers
-            return await self._pause(event.heard, answer)
+            return await self._pause(event.heard, answers)
         elif isinstance(event, Started):
             if detection.interrupt_response:
                 self._responses.abandon("turn_detected")
@@ -320,44 +356,39 @@ class LiveSession:
                 await self._responses.interrupt("turn_detected")
         elif isinstance(event, TimedOut):
             times = {"audio_start_ms": _ms(event.start), "audio_end_ms": _ms(event.end)}
-            await self._end_turn("timeout_triggered", times, True)
+            await self._end_turn("timeout_triggered", times, self._config.answers)
         else:
-            times = {"audio_end_ms": _ms(event.at)}
-            await self._end_turn("speech_stopped", times, detection.create_response)
+            await self._end_turn("speech_stopped", {"audio_end_ms": _ms(event.at)}, answers)
         return ()
 
-    async def _pause(self, heard: Samples | None, create_response: bool) -> Sequence[TurnEvent]:
+    async def _pause(self, heard: Samples | None, answers: bool) -> Sequence[TurnEvent]:
         """Compute the prompt ahead, and meanwhile judge whether the turn is complete.
 
         heard: see `Paused`. Returns what the turn detector finds next.
         """
         judging = None
         if heard is not None:
-            judge = self._service.model.in_thread(turn_models.is_complete, heard)
+            judge = self._service.model.in_thread(turn_detector.is_complete, heard)
             judging = asyncio.create_task(judge)
-        if create_response:
+        if answers:
             await self._in_thread(self._session.prepare, speaks(self._config))
         if judging is None:
             return ()
         return await self._in_thread(self._input.judged, await judging)
 
-    async def _end_turn(self, kind: str, times: dict[str, int], create_response: bool) -> None:
+    async def _end_turn(self, kind: str, times: dict[str, int], answers: bool) -> None:
         """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
             turn, transcript = await self._input.commit(flush=False)
             try:
-                if create_response and self._config.answers:
+                if answers:
                     await self._responses.start(self._config, response_config(None, self._voices))
-            finally:
-                self._transcribe(turn, transcript)
+            finally:  # after the answer has started
+                if transcript is not None:
+                    self._transcriber.finish(transcript, turn)
         except (ApiError, Qwen3OmniError) as error:
             await self._connection.send_error(self._connection.failed(error))
-
-    def _transcribe(self, turn: Turn, transcript: TurnTranscript | None) -> None:
-        """Let a turn's transcript end, if there is one, after its answer has started."""
-        if transcript is not None:
-            self._transcriber.finish(transcript, turn)
 
 
 def _ms(samples: int) -> int:

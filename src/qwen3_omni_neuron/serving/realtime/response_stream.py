@@ -28,10 +28,18 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Samples,
     encoded_sound,
 )
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.drafts import draft_of, new_item
-from qwen3_omni_neuron.serving.realtime.events import CallItem, ClientGoneError, Json
-from qwen3_omni_neuron.serving.realtime.items import ConversationItems, reply_part
+from qwen3_omni_neuron.serving.realtime.events import (
+    CallItem,
+    ClientGoneError,
+    Connection,
+    Json,
+)
+from qwen3_omni_neuron.serving.realtime.items import (
+    ConversationItems,
+    draft_of,
+    new_item,
+    reply_part,
+)
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -42,9 +50,8 @@ Result = TypeVar("Result")
 class ResponseSettings:
     """Properties of a response that are known before it begins.
 
-    spoken: its content is sound. kept: it is added to the conversation. codec: format of its sound.
-    speed: factor by which its sound is faster than it was made. takes_calls: it may call tools.
-    shown: fields of the response that clients get.
+    kept: it is added to the conversation. speed: factor by which its sound is faster than it was
+    made. shown: fields of the response that clients get.
     """
 
     spoken: bool
@@ -56,10 +63,9 @@ class ResponseSettings:
 
 
 class Response:
-    """One response. `begin` sends its events; `stop` ends it.
+    """One response. `begin` sends its events; `abandon` cancels it.
 
-    message: its reply in the conversation, None if it is not kept. playback: estimated playback of
-    its sound.
+    message: its reply in the conversation, None if it is not kept.
     """
 
     def __init__(
@@ -111,24 +117,19 @@ class Response:
         await self._created()
         await self._done(None, error)
 
-    async def stop(self, reason: CancelReason) -> None:
-        """Cancel the response and wait until its last event was sent."""
-        self.abandon(reason)
-        await self.ended()
-
     async def ended(self) -> None:
         """Wait until its last event was sent."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     def abandon(self, reason: CancelReason = "client_cancelled") -> None:
-        """Cancel the response at once: its generation stops."""
+        """Cancel the response: its generation stops at once, and its last events follow."""
         if self._reason is None and self.running:
             self._reason = reason
             self._served.close()
 
     async def end(self) -> None:
-        """End the response of a client that has left; its item stays as far as it was sent."""
+        """End the response of a client that has left."""
         self.abandon()
         if self._task is not None:
             self._task.cancel()
@@ -154,7 +155,7 @@ class Response:
     async def _attempt(
         self, part: Coroutine[Any, Any, Result]
     ) -> tuple[Result | None, ApiError | None]:
-        """Run a part of it. Returns the result, and the client's error if it has failed."""
+        """Return the result of a part, and the client's error if it has failed."""
         try:
             return await part, None
         except ClientGoneError:
@@ -181,7 +182,6 @@ class Response:
         return result
 
     async def _end_items(self, whole: bool) -> None:
-        """End the items that were begun. whole: the reply was completed."""
         await self._close("completed" if whole else "incomplete")
         await self._settle()
 
@@ -207,19 +207,18 @@ class Response:
             return
         if not self._open:
             await self._open_message()
-        samples = chunk.samples
-        await self._send_sound(self._tempo.push(samples) if self._tempo else samples)
+        await self._send_sound(self._tempo.push(chunk.samples) if self._tempo else chunk.samples)
 
     async def _send_sound(self, samples: Samples) -> None:
         """Send samples that are to be played next, at the model's rate."""
-        coded = self._resampler.push(samples)
-        if len(coded):
-            await self._send_of("output_audio.delta", delta=self._encoded(coded))
+        await self._send_coded(self._resampler.push(samples))
         if self.message is not None:
             self.message.sent_s += len(samples) / SAMPLE_RATE
 
-    def _encoded(self, samples: Samples) -> str:
-        return encoded_sound(samples, self._settings.codec)
+    async def _send_coded(self, samples: Samples) -> None:
+        if len(samples):
+            sound = encoded_sound(samples, self._settings.codec)
+            await self._send_of("output_audio.delta", delta=sound)
 
     async def _open_message(self) -> None:
         # Text after a call is in no item of the conversation.
@@ -238,12 +237,11 @@ class Response:
         self._open, item = False, self._output[-1]
         text = {self._text_field: item["content"][0][self._text_field]}
         if self._settings.spoken:
-            tempo, self._tempo = self._tempo, None
-            if tempo is not None and status == "completed":
-                await self._send_sound(tempo.finish())
-            rest = self._resampler.finish()
-            if len(rest) and status == "completed":
-                await self._send_of("output_audio.delta", delta=self._encoded(rest))
+            if status == "completed":
+                if self._tempo is not None:
+                    await self._send_sound(self._tempo.finish())
+                await self._send_coded(self._resampler.finish())
+            self._tempo = None
             await self._send_of("output_audio.done")
             await self._send_of("output_audio_transcript.done", **text)
         else:
@@ -284,17 +282,17 @@ class Response:
     async def _announce(self, item: Json, before: str | None) -> None:
         """Send the events of an item that begins. before: id of the previous item."""
         await self._send_item("response.output_item.added", item=item)
-        if item["id"] in self._kept:
-            fields = {"item": item, "previous_item_id": before}
-            await self._connection.send("conversation.item.added", **fields)
+        await self._in_conversation("added", item, before)
 
     async def _finish(self, before: str | None) -> None:
         """Send the events of the item that ends. before: id of the previous item."""
-        item = self._output[-1]
+        await self._in_conversation("done", self._output[-1], before)
+        await self._send_item("response.output_item.done", item=self._output[-1])
+
+    async def _in_conversation(self, kind: str, item: Json, before: str | None) -> None:
         if item["id"] in self._kept:
             fields = {"item": item, "previous_item_id": before}
-            await self._connection.send("conversation.item.done", **fields)
-        await self._send_item("response.output_item.done", item=item)
+            await self._connection.send(f"conversation.item.{kind}", **fields)
 
     async def _settle(self) -> None:
         """Make the conversation's item match the text that clients got, unless it does."""
@@ -302,10 +300,7 @@ class Response:
             await self._connection.in_thread(self._settle_once, self.message)
 
     def _settle_once(self, message: Reply) -> None:
-        """Settle the reply's item. For the session's thread: a call that has begun there ends.
-
-        The task that waits for it may be cancelled meanwhile, and `end` then calls it again.
-        """
+        """Settle the reply's item: `end` calls it again if the task that waits is cancelled."""
         if self._settled:
             return
         self._settled = True
@@ -321,8 +316,7 @@ class Response:
         await self._connection.send("rate_limits.updated", rate_limits=rates)
 
     async def _done(self, result: SpeechResult | None, error: ApiError | None) -> None:
-        made = self._json("completed")
-        details: Json | None = None
+        made, details = self._json("completed"), None
         if error is not None:
             shown = {name: error.body["error"][name] for name in ("type", "code", "message")}
             details = {"type": "failed", "error": shown}
@@ -334,21 +328,20 @@ class Response:
             made["usage"] = realtime_usage(result.timings)
         if details is not None:
             made |= {"status": details["type"], "status_details": details}
-        self._note(result, made["status"], error)
+        self._log(result, made["status"], error)
         self._on_done()
         await self._connection.send("response.done", response=made)
 
-    def _note(self, result: SpeechResult | None, status: str, error: ApiError | None) -> None:
-        context = Context(
-            self.id, "RESPONSE", self._connection.context.path, self._connection.context.owner
-        )
+    def _log(self, result: SpeechResult | None, status: str, error: ApiError | None) -> None:
+        session = self._connection.context
+        context = Context(self.id, "RESPONSE", session.path, session.owner)
         context.error = None if error is None else error.code
         if result is not None:
             context.finished(result)
             if self._connection.service.settings.log_content:
                 context.answer = result.text
         fields = context.log_fields() | {"status": status, "method": None, "seconds": None}
-        logs.event("response", session=self._connection.context.request_id, **fields)
+        logs.event("response", session=session.request_id, **fields)
 
     def _json(self, status: str) -> Json:
         kept = self._settings.kept

@@ -2,21 +2,19 @@
 
 import asyncio
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.runtime.schedule import Playback
-from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.parameters import Voices, bounded_options, has_grammar
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.events import ItemReference, read_items
+from qwen3_omni_neuron.serving.realtime.events import Connection, ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
-from qwen3_omni_neuron.serving.realtime.items import ConversationItems
+from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, ConversationItems
 from qwen3_omni_neuron.serving.realtime.response_stream import (
     CancelReason,
     Response,
@@ -52,8 +50,7 @@ class Responses:
         self._voices = voices
         self.draining = False
         self._last: Response | None = None
-        # Those with sound that may still play, one after the other: replies, None for one that is
-        # not kept, and their playbacks.
+        # Replies whose sound may still play, in order, and None for one that is not kept.
         self._spoken: list[tuple[Reply | None, Playback]] = []
         self._held = ExitStack()  # resources of the last one until its end: place, own input
 
@@ -70,7 +67,7 @@ class Responses:
         if not config.answers:
             message = "a session of type transcription makes no responses. Take type realtime."
             raise ApiError(400, message, "unsupported", "type")
-        if self._last is not None and self._last.running:
+        if self._last is not None and self.running:
             raise ApiError(
                 400,
                 f"response {self._last.id} is still being made. Wait for response.done, or "
@@ -103,10 +100,10 @@ class Responses:
         self._last = response
         response.begin(*started)
         if spoken:
-            before = [earlier for earlier in self._spoken if earlier[1].left_s]
-            if before:  # clients play it after them
-                response.playback.until_s = before[-1][1].until_s
-            self._spoken = [*before, (response.message, response.playback)]
+            self._spoken = [earlier for earlier in self._spoken if earlier[1].left_s]
+            if self._spoken:  # clients play it after them
+                response.playback.until_s = self._spoken[-1][1].until_s
+            self._spoken.append((response.message, response.playback))
         return None
 
     async def cancel(self, response_id: str | None) -> None:
@@ -144,15 +141,14 @@ class Responses:
         playing = [(r, p.heard_s) for r, p in self._spoken if r is not None and p.left_s]
         self._spoken = []
         if self._last is not None and self._last.running:
-            await self._last.stop(reason)
+            self._last.abandon(reason)
+            await self._last.ended()
         for reply, heard_s in playing:
             if not reply.sent_s:
                 continue
             heard_ms = int(1000 * min(heard_s, reply.sent_s))
-            try:
+            with suppress(ApiError):  # the client has deleted the item
                 await self._items.truncate(reply.shown["id"], 0, heard_ms)
-            except ApiError:  # the client has deleted the item
-                logs.logger.debug("nothing to cut", exc_info=True)
 
     def truncated(self, item_id: str) -> None:
         """Note that a client has stopped playback in an item, which it has truncated."""
@@ -188,7 +184,7 @@ class Responses:
         return own_input
 
     async def _compiled(self, options: dict[str, Any], held: ExitStack) -> Any:
-        """Return a reply's grammar, compiled in another process; None where it has none."""
+        """Return a reply's grammar, compiled in another process."""
         account, omni = self._items.account, self._connection.service.model.omni
         assert omni is not None  # a session begins with it
 
@@ -206,11 +202,10 @@ class Responses:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._connection.pool.submit(self._take_back, future)
+            self._connection.pool.submit(self._undo, future)  # its turn comes after `_begin`
             raise
 
-    def _take_back(self, begun: "Future[StartedReply]") -> None:
-        """Undo `_begin`, whose call precedes this one in the session's thread."""
+    def _undo(self, begun: "Future[StartedReply]") -> None:
         if begun.cancelled() or begun.exception() is not None:
             return
         stream, _ = begun.result()
@@ -230,13 +225,9 @@ class Responses:
         turns = session.turns if own_input is None else items.input_of(own_input)
         kept = overrides.conversation == "auto"
         system = config.instructions if overrides.instructions is None else overrides.instructions
-        stream = session.respond(
-            spoken,
-            turns=items.answerable(turns),
-            system=system or None,
-            keep=kept,
-            **options,
-        )
+        if not turns or turns[-1].role not in ("user", "tool"):
+            turns = [*turns, session.read(EMPTY_MESSAGE)]
+        stream = session.respond(spoken, turns=turns, system=system or None, keep=kept, **options)
         speed = config.audio.output.speed
         return stream, items.begin_reply(stream.reply, speed) if kept else None
 

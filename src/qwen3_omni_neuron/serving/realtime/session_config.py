@@ -21,18 +21,16 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices, seed_of
 from qwen3_omni_neuron.serving.openai.responses import Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
-from qwen3_omni_neuron.serving.realtime.turn_detector import TurnSettings
-from qwen3_omni_neuron.serving.realtime.turn_models import INSTALL, can_detect
+from qwen3_omni_neuron.serving.realtime.turn_detector import INSTALL, TurnSettings, can_detect
 
-# Options of a request that a session or a response may have beside OpenAI's fields, except
-# use_audio_in_video: sessions hold no sound of videos.
+# Options of a request beside OpenAI's fields; sessions hold no sound of videos.
 _OPTIONS = {
     option.name: option
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
-# By semantic_vad's eagerness: the silence that ends a turn which is not complete, and the one that
-# ends any turn where a turn's meaning is not judged.
+# By semantic_vad's eagerness: the silence that ends an incomplete turn, and any turn where the
+# meaning is not judged.
 _LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
 _SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 SessionType = Literal["realtime", "transcription"]
@@ -67,9 +65,8 @@ class ServerVad(StrictObject):
     @property
     def turns(self) -> TurnSettings:
         """Settings of the turn detector."""
-        return TurnSettings(
-            self.threshold, self.prefix_padding_ms, self.silence_duration_ms, self.idle_timeout_ms
-        )
+        own = {"type", "create_response", "interrupt_response"}
+        return TurnSettings(**self.model_dump(exclude=own))
 
 
 class SemanticVad(StrictObject):
@@ -82,25 +79,19 @@ class SemanticVad(StrictObject):
 
     @property
     def turns(self) -> TurnSettings:
-        """Settings of the turn detector, from the eagerness."""
+        """Settings of the turn detector."""
         return TurnSettings(silence_duration_ms=_LONGEST_MS[self.eagerness], by_meaning=True)
 
     @property
     def by_silence(self) -> ServerVad:
         """The detection by silence alone that stands in for this one."""
-        return ServerVad(
-            type="server_vad",
-            silence_duration_ms=_SILENCE_MS[self.eagerness],
-            create_response=self.create_response,
-            interrupt_response=self.interrupt_response,
-        )
-
-
-TurnDetection = Annotated[ServerVad | SemanticVad, OneOf()]
+        same = self.model_dump(include={"create_response", "interrupt_response"})
+        silence_ms = _SILENCE_MS[self.eagerness]
+        return ServerVad(type="server_vad", silence_duration_ms=silence_ms, **same)
 
 
 class TranscriptionConfig(StrictObject):
-    """Transcription of the user's speech, always by the model that answers; fields are ignored."""
+    """Transcription of the user's speech by the model that answers; its fields have no effect."""
 
     model: str | None = None
     language: str | None = None
@@ -111,14 +102,14 @@ class TranscriptionConfig(StrictObject):
 
 
 class NoiseReduction(StrictObject):
-    """Noise reduction before the sound is heard; here none is done."""
+    """Noise reduction, without effect."""
 
     type: Literal["near_field", "far_field"] | None = None
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class StoredPrompt(StrictObject):
-    """A prompt that is stored at OpenAI; it is ignored."""
+    """A prompt that is stored at OpenAI, without effect."""
 
     id: str
     version: str | None = None
@@ -131,7 +122,7 @@ class AudioInput(StrictObject):
     format: SoundFormat = SoundFormat()
     noise_reduction: NoiseReduction | None = None
     transcription: TranscriptionConfig | None = None
-    turn_detection: TurnDetection | None = None
+    turn_detection: Annotated[ServerVad | SemanticVad, OneOf()] | None = None
 
 
 class SessionAudioOutput(StrictObject):
@@ -166,12 +157,6 @@ class NamedFunction(StrictObject):
     name: str
 
 
-ChosenFunction = Annotated[
-    Literal["auto", "none", "required"] | NamedFunction,
-    OneOf("auto, none, required or a function by its name"),
-]
-
-
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -181,34 +166,29 @@ class _CommonConfig(BaseModel):
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: ChosenFunction | None = None
+    tool_choice: (
+        Annotated[
+            Literal["auto", "none", "required"] | NamedFunction,
+            OneOf("auto, none, required or a function by its name"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     prompt: StoredPrompt | None = None
     reasoning: Any = None
 
 
-Truncation = Annotated[
-    str | dict[str, Any], OneOf("auto, disabled or an object of type retention_ratio")
-]
-
-
 class SessionConfig(_CommonConfig):
-    """Configuration of a session.
-
-    type: a session of type transcription has the fields of _TRANSCRIBING alone.
-    """
+    """Configuration of a session; one of type transcription has _TRANSCRIBING's fields alone."""
 
     type: SessionType = "realtime"
     model: str
     audio: SessionAudio = SessionAudio()
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None
     tracing: Any = None
-    truncation: Truncation = "auto"
-
-    @property
-    def logprobs(self) -> bool:
-        """True where transcripts have log-probabilities."""
-        return bool(self.include)
+    truncation: Annotated[
+        str | dict[str, Any], OneOf("auto, disabled or an object of type retention_ratio")
+    ] = "auto"
 
     @property
     def answers(self) -> bool:
@@ -217,7 +197,7 @@ class SessionConfig(_CommonConfig):
 
 
 class ResponseAudioOutput(StrictObject):
-    """Sound of one response. Its format is the session's."""
+    """Sound of one response, in the session's format."""
 
     format: SoundFormat | None = None
     voice: VoiceName | None = None
@@ -238,6 +218,11 @@ class ResponseConfig(_CommonConfig):
     metadata: Metadata | None = None
 
 
+def speaks(config: _CommonConfig) -> bool:
+    """Return whether sound is requested."""
+    return config.output_modalities == ["audio"]
+
+
 def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
     """Raise ApiError if speech is requested from a model without voices."""
     if speaks(config) and not voices.names:
@@ -251,19 +236,17 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
 
 def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> SessionConfig:
     """Return the initial configuration of a session. kind: its type."""
-    detection = ServerVad(type="server_vad") if can_detect() else None
-    speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
     return SessionConfig(
         type=kind,
         model=model,
         instructions="",
-        output_modalities=[speaks],
+        output_modalities=["audio" if voices.names else "text"],
         max_output_tokens="inf",
         tools=[],
         tool_choice="auto",
         audio=SessionAudio(
             input=AudioInput(
-                turn_detection=detection,
+                turn_detection=ServerVad(type="server_vad") if can_detect() else None,
                 transcription=TranscriptionConfig() if kind == "transcription" else None,
             ),
             output=SessionAudioOutput(voice=voices.default),
@@ -274,8 +257,7 @@ def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> 
 def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
     """Return a client's fields without tools of type mcp, and the error for these, if any."""
     tools = given.get("tools")
-    if not isinstance(tools, list):
-        return given, None
+    tools = tools if isinstance(tools, list) else []
     remote = [tool for tool in tools if isinstance(tool, Mapping) and tool.get("type") == "mcp"]
     if not remote:
         return given, None
@@ -293,8 +275,7 @@ def updated(
 ) -> SessionConfig:
     """Return a configuration with the fields that a client gave. Raises ApiError.
 
-    by_meaning: the end of a turn may be judged by its meaning; otherwise semantic_vad becomes the
-    server_vad that stands in for it.
+    by_meaning: the end of a turn may be judged by its meaning; otherwise server_vad stands in.
     """
     if given.get("type", config.type) == "transcription":
         _check_transcribing(given)
@@ -306,16 +287,16 @@ def updated(
         message = f"the session's model is {config.model!r} and can't be changed."
         raise wrong_value(message, "session.model")
     new.model = config.model
-    if not new.answers and new.audio.input.transcription is None:
-        new.audio.input.transcription = TranscriptionConfig()
-    if new.audio.input.turn_detection is not None and not can_detect():
-        kind = new.audio.input.turn_detection.type
-        message = f"{kind} needs packages that the server does not have: {INSTALL}."
+    heard, output = new.audio.input, new.audio.output
+    if not new.answers and heard.transcription is None:
+        heard.transcription = TranscriptionConfig()
+    detection = heard.turn_detection
+    if detection is not None and not can_detect():
+        message = f"{detection.type} needs packages that the server does not have: {INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
-    if isinstance(new.audio.input.turn_detection, SemanticVad) and not by_meaning:
-        new.audio.input.turn_detection = new.audio.input.turn_detection.by_silence
+    if isinstance(detection, SemanticVad) and not by_meaning:
+        heard.turn_detection = detection.by_silence
     check_speech(new, voices, "session")
-    output = new.audio.output
     if output.voice is None:
         output.voice = voices.default
     else:
@@ -334,9 +315,8 @@ def _check_transcribing(given: Mapping[str, Any]) -> None:
     wrong += [f"session.audio.{name}" for name in inner if name != "input"]
     if wrong:
         path = wrong[0][:80]
-        message = (
-            f"{path}: a session of type transcription has type, audio.input and include alone."
-        )
+        message = "a session of type transcription has type, audio.input and include alone."
+        message = f"{path}: {message}"
         raise ApiError(400, message, "unknown_field", path)
 
 
@@ -367,12 +347,7 @@ def response_config(
     return config
 
 
-def speaks(config: _CommonConfig) -> bool:
-    """Return whether sound is requested."""
-    return config.output_modalities == ["audio"]
-
-
-def options_of(*configs: _CommonConfig) -> dict[str, Any]:
+def options_of(*configs: SessionConfig | ResponseConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[FunctionTool] = []
@@ -389,9 +364,8 @@ def options_of(*configs: _CommonConfig) -> dict[str, Any]:
         choice = config.tool_choice or choice
         if config.parallel_tool_calls is not None:
             options["parallel_tool_calls"] = config.parallel_tool_calls
-        output = getattr(config, "audio").output  # noqa: B009
-        if output.voice is not None:
-            options["speaker"] = output.voice
+        if config.audio.output.voice is not None:
+            options["speaker"] = config.audio.output.voice
     functions = [] if choice == "none" else [declared(tool, Function) for tool in tools]
     if isinstance(choice, NamedFunction):
         options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}

@@ -3,20 +3,18 @@
 import asyncio
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.prompt.turns import Turn
+from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.parameters import bounded_options
 from qwen3_omni_neuron.serving.openai.reply import duration_usage, logprob_entries
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
-from qwen3_omni_neuron.serving.realtime.connection import Connection
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
-from qwen3_omni_neuron.serving.realtime.items import ConversationItems
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Connection, Json
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
 from qwen3_omni_neuron.serving.transcription import JoinedText, instruction_of, stream_window
 
@@ -28,11 +26,10 @@ _KIND = "conversation.item.input_audio_transcription"
 class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
-    item_id: id of the turn's item. logprobs: entries of its tokens, None: nobody asked for them.
-    sound: windows of the turn; for the session's thread until the turn has ended. item: None until
-    then. joined: transcript so far. sent, told: numbers of characters and of entries that the
-    client was sent. counted: the turn counts towards the rate of its key. error: what ended the
-    transcription. dropped: nobody wants it any more.
+    logprobs: entries of its tokens; None: not requested. sound: windows of the turn; for the
+    session's thread until the turn has ended. item: None until then. sent, told: numbers of
+    characters and of entries that the client was sent. counted: the turn counts towards the rate of
+    its key. error: what ended the transcription.
     """
 
     item_id: str
@@ -50,15 +47,15 @@ class TurnTranscript:
 class Transcriber:
     """Transcriber of one session's turns, concurrent with its answers.
 
-    A turn's windows are transcribed as soon as they are known, while it is spoken. A session that
-    only transcribes sends their text at once. One that answers sends it once the turn's item is
-    there, since its clients look for the item. items: the session's; their account also counts the
-    sound that was not transcribed yet. config: the session's configuration.
+    A turn's windows are transcribed while it is spoken. A session that only transcribes sends their
+    text at once; one that answers sends it once the turn's item is there, since its clients look
+    for the item. account: counts the sound that was not transcribed yet, too. config: the
+    session's.
     """
 
-    def __init__(self, connection: Connection, items: ConversationItems, config: SessionConfig):
+    def __init__(self, connection: Connection, account: Account, config: SessionConfig):
         self.config = config
-        self._connection, self._items = connection, items
+        self._connection, self._account = connection, account
         self._loop = asyncio.get_running_loop()
         # Windows and ends (None) of turns, in their order.
         self._waiting: asyncio.Queue[tuple[TurnTranscript, Window | None]] = asyncio.Queue()
@@ -72,7 +69,7 @@ class Transcriber:
         """Begin a turn; None: it is not to be transcribed."""
         if self.config.audio.input.transcription is None:
             return None
-        return TurnTranscript(item_id, [] if self.config.logprobs else None)
+        return TurnTranscript(item_id, [] if self.config.include else None)
 
     def hear(self, turn: TurnTranscript, samples: Samples) -> None:
         """Transcribe a turn's next samples, which the account counts already."""
@@ -99,7 +96,7 @@ class Transcriber:
     def drop(self, turn: TurnTranscript) -> None:
         """Forget a turn that has not ended."""
         turn.dropped = True
-        self._release(turn.sound.held)
+        self._account.release(sound_bytes(turn.sound.held))
 
     def close(self) -> None:
         """End the running transcription."""
@@ -117,11 +114,9 @@ class Transcriber:
 
     def _known(self, turn: TurnTranscript, held: int, windows: list[Window]) -> list[Window]:
         """Release silence beside windows that are known now. held: samples of the turn before."""
-        self._release(held - turn.sound.held - sum(len(window.samples) for window in windows))
+        silence = held - turn.sound.held - sum(len(window.samples) for window in windows)
+        self._account.release(sound_bytes(silence))
         return windows
-
-    def _release(self, samples: int) -> None:
-        self._items.account.release(sound_bytes(samples))
 
     async def _run(self) -> None:
         while True:
@@ -138,7 +133,7 @@ class Transcriber:
                 turn.error = self._connection.failed(failure).body["error"]
             finally:
                 if window is not None:
-                    self._release(len(window.samples))
+                    self._account.release(sound_bytes(len(window.samples)))
                 del turn, window
 
     async def _transcribe(self, turn: TurnTranscript, window: Window) -> None:
@@ -173,20 +168,22 @@ class Transcriber:
 
     async def _complete(self, turn: TurnTranscript) -> None:
         """Send the end of a turn's transcript."""
-        fields: dict[str, Any] = {"item_id": turn.item_id, "content_index": 0}
+        fields: Json = {"item_id": turn.item_id, "content_index": 0}
         if turn.error is not None:
             await self._connection.send(f"{_KIND}.failed", **fields, error=turn.error)
             return
         await self._tell(turn)
-        assert turn.item is not None
-        await self._connection.in_thread(self._items.transcribed, turn.item, turn.joined.text)
+        text, item = turn.joined.text, turn.item
+        assert item is not None
+        await self._connection.in_thread(item.shown["content"][0].__setitem__, "transcript", text)
         if turn.logprobs is not None:
             fields["logprobs"] = turn.logprobs
         fields["usage"] = duration_usage(turn.sound.length / TURN_RATE)
-        await self._connection.send(f"{_KIND}.completed", **fields, transcript=turn.joined.text)
+        await self._connection.send(f"{_KIND}.completed", **fields, transcript=text)
 
     def _served(self, turn: TurnTranscript, window: Window) -> ServedStream:
-        service, omni = self._connection.service, self._connection.service.model.take()
+        service = self._connection.service
+        omni = service.model.take()
         options = bounded_options({}, service.settings, self._connection.context.owner)
         wanted, instruction = turn.logprobs is not None, instruction_of(omni, None)
         stream = stream_window(omni, window, instruction, logprobs=wanted, **options)

@@ -1,25 +1,43 @@
 """Detection of a user's turns: samples in; starts, pauses and ends of speech out.
 
-Time is counted in samples at 16 kHz since the stream began, so that the same sound gives the same
-turns however fast it comes.
+Silero's model gives the probability of speech in a frame of 32 ms. Smart Turn v3.2 tells whether a
+user who pauses has said all, by the sound of the turn. Both run on the CPU.
+Time is counted in samples since the stream began, so that the same sound gives the same turns
+however fast it comes.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.realtime.turn_models import FRAME_SAMPLES, HEARD_SAMPLES, RATE
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
 
 Samples = NDArray[np.float32]
+RATE = 16000
+FRAME_SAMPLES = 512
+HEARD_SAMPLES = 8 * RATE
+"""Samples of a turn's end by which is judged whether it is complete."""
+INSTALL = "pip install 'qwen3-omni-neuron[realtime]'"
 KEPT_SILENCE_MS = 200
 """Silence after speech that belongs to the turn; the model does not get the silence after it."""
 # Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
 _PER_MS = RATE // 1000
+_CONTEXT_SAMPLES = 64  # samples of the frame before, which Silero's model gets again
+_COMPLETE = 0.5  # probability from which on a turn is complete
+_VARIANCE = 1e-7  # keeps silence from a division by zero
+# Packages, and their files of the models.
+_VAD = "silero_vad", "data/silero_vad.onnx"
+_JUDGE = "pipecat", "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"
 
 
 @dataclass(frozen=True)
@@ -53,10 +71,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Paused:
-    """The user may have ended: without further speech the turn is complete.
+    """The user may have ended.
 
-    heard: the turn's last HEARD_SAMPLES, by which the caller is to judge whether the user has said
-    all, and to answer with `TurnDetector.judged`; None: nothing is to be judged.
+    heard: the turn's last HEARD_SAMPLES, for the caller to judge whether the user has said all, and
+    to answer with `TurnDetector.judged`; None: nothing is to be judged.
     """
 
     heard: Samples | None = None
@@ -83,10 +101,8 @@ TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    settings: those in use; others may be set at any time. score: function that returns the
-    probability of speech in the next frame. Where the settings are by meaning, each pause is judged
-    once: the sound after it waits for `judged`, so that the same sound gives the same turns however
-    long that takes.
+    settings: may be replaced at any time. score: returns the probability of speech in the next
+    frame. By meaning, each pause is judged once, and the sound after it waits for `judged`.
     """
 
     def __init__(self, settings: TurnSettings, score: Callable[[Samples], float], at: int = 0):
@@ -123,10 +139,7 @@ class TurnDetector:
         self._idle_from = self.at + round(seconds * 1000 * _PER_MS)
 
     def end_turn(self, last: Samples) -> Samples:
-        """End the turn, if there is one, after the last samples.
-
-        Returns its samples that were not returned yet.
-        """
+        """End the turn, if there is one, after the last samples; return the rest of it."""
         self._rest = np.concatenate((self._rest, last))
         if not self.speaking:
             return self._rest[:0]
@@ -135,16 +148,13 @@ class TurnDetector:
         return rest
 
     def clear(self) -> None:
-        """Drop all samples that were not returned yet, and the turn, if there is one."""
+        """Drop the turn, and all samples that were not returned yet."""
         self.at += len(self._rest)
         self._rest, self._silence = self._rest[:0], []
         self._begin_to_wait()
 
     def _process(self, found: list[TurnEvent]) -> list[TurnEvent]:
-        """Process whole frames of the samples that were not processed yet.
-
-        Returns what was found; successive samples of the turn are one event.
-        """
+        """Process whole frames; return what was found, successive samples as one event."""
         first, last = 0, len(self._rest) - FRAME_SAMPLES
         while first <= last and not self._judging:
             frame = self._rest[first : first + FRAME_SAMPLES]
@@ -219,3 +229,87 @@ class TurnDetector:
         # The silence is the padding of the next turn.
         self._before, self._silence = self._silence, []
         self._heard.clear()
+
+
+def can_detect() -> bool:
+    """Return whether the packages of the extra `realtime` are installed."""
+    return find_spec("onnxruntime") is not None and _file(*_VAD) is not None
+
+
+def can_judge() -> bool:
+    """Return whether the packages of the extra `smart-turn` are installed."""
+    return find_spec("onnxruntime") is not None and _file(*_JUDGE) is not None
+
+
+def judges(omni: Qwen3Omni) -> bool:
+    """Return whether the end of a turn is judged by its meaning with a model."""
+    return can_judge() and not omni.turns_by_silence
+
+
+class SileroVad:
+    """Voice activity model with the state of one stream.
+
+    Source: silero-vad utils_vad.py, OnnxWrapper.
+    """
+
+    def __init__(self) -> None:
+        self._model = _loaded(_file(*_VAD))
+        self._state = np.zeros((2, 1, 128), np.float32)
+        self._frame = np.zeros((1, _CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
+
+    def __call__(self, frame: Samples) -> float:
+        """Return the probability of speech in a frame. frame: float32 [FRAME_SAMPLES] at RATE."""
+        self._frame[0, :_CONTEXT_SAMPLES] = self._frame[0, -_CONTEXT_SAMPLES:]
+        self._frame[0, _CONTEXT_SAMPLES:] = frame
+        given = {"input": self._frame, "state": self._state, "sr": np.array(RATE, np.int64)}
+        output, self._state = self._model.run(None, given)
+        return float(output[0, 0])
+
+
+def probability(turn: Samples) -> float:
+    """Return the probability that a turn is complete. Takes about 0.1 s of one core.
+
+    turn: float32 [samples] at RATE, of which the last HEARD_SAMPLES are heard.
+    Source: the class of pipecat-ai that runs the same file.
+    """
+    heard = turn[-HEARD_SAMPLES:]
+    heard = np.concatenate((np.zeros(HEARD_SAMPLES - len(heard), np.float32), heard))
+    heard = (heard - heard.mean()) / np.sqrt(heard.var() + np.float32(_VARIANCE))
+    features = log_mel(heard, _mel_settings()).numpy()[None]  # [1, 80, 800]
+    (output,) = load_judge().run(None, {"input_features": features})
+    return float(output[0, 0])
+
+
+def is_complete(turn: Samples) -> bool:
+    """Return whether a turn is more likely complete than not; see `probability`."""
+    return probability(turn) > _COMPLETE
+
+
+@functools.cache
+def _mel_settings() -> MelSettings:
+    return MelSettings.of({"feature_size": 80, "sampling_rate": RATE})
+
+
+def load_judge() -> Any:
+    """Load Smart Turn's model, once for all streams."""
+    return _loaded(_file(*_JUDGE))
+
+
+def _file(package: str, name: str) -> Path | None:
+    """Return a package's file, without an import, which would load training dependencies, too."""
+    found = find_spec(package)
+    for folder in (found and found.submodule_search_locations) or ():
+        if (Path(folder) / name).is_file():
+            return Path(folder) / name
+    return None
+
+
+@functools.cache
+def _loaded(file: Path | None) -> Any:
+    """Load a model, once for all streams. Its `run` may be called by several threads."""
+    import onnxruntime
+
+    assert file is not None, "the package is installed"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
