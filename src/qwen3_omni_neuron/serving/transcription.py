@@ -2,12 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
@@ -28,11 +27,9 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-# Longest audio that one prompt has. Its text has 34 tokens a second for the limit of 1,024: more
-# than any speech takes. Where a model errs in long audio, it errs less in this than in a minute.
+# Longest audio of one prompt: a limit of 1,024 tokens leaves 34 a second, more than speech takes.
+# Models err less in it than in a minute.
 LONGEST_S = 30.0
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 # Errors that concern one file. Any other error would be the same for every file and ends the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
@@ -41,10 +38,9 @@ _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: where its sound begins and ends, from the audio's beginning. token_ids: token
-    ids of the text, without its end token. finish_reason: "stop" (the model ended the text), or
-    "length" (max_new_tokens or the context did). logprobs: see SpeechResult. timings: those of
-    the window's request.
+    start_s, end_s: where its sound begins and ends, from the audio's beginning. token_ids: without
+    the end token. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens or
+    the context did). logprobs: see SpeechResult. timings: those of the window's request.
     """
 
     start_s: float
@@ -57,7 +53,7 @@ class Segment:
 
     @staticmethod
     def of(window: Window, result: SpeechResult) -> "Segment":
-        """Make the segment of a window from the result of its request."""
+        """Return the segment of a window from the result of its request."""
         token_ids, reason = result.token_ids, result.thinker_finish_reason
         return Segment(
             window.start_s,
@@ -74,11 +70,10 @@ class Segment:
 class Transcript:
     """Transcript of one file.
 
-    audio_s: duration of the audio. ttft_s: time from opening the file to the first text token.
-    total_s: time from opening the file to the last token. rtf: total_s / audio_s; below 1 is faster
-    than real time. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens or
-    the context ended the text of a window). warnings: what of the file is not used, or not as it
-    is. A file without sound has an empty text, and both times are those of reading it.
+    audio_s: duration of the audio. ttft_s, total_s: time from opening the file to the first and to
+    the last token; for a file without sound, which has no text, to its end. rtf: total_s / audio_s;
+    below 1 is faster than real time. finish_reason: "length" where a limit ended the text of a
+    window, otherwise "stop". warnings: what of the file is not used, or not as it is.
     """
 
     file: Path
@@ -100,17 +95,14 @@ class Failure:
 
 
 class JoinedText:
-    """Text of consecutive windows as it is written; a space parts those of two windows.
-
-    text: so far.
-    """
+    """Text of consecutive windows so far, with a space between those of two windows."""
 
     def __init__(self) -> None:
         self.text = ""
         self._parts = False
 
     def add(self, text: str) -> str:
-        """Take the next part of a window's text; return it as it goes on from what was before."""
+        """Take the next part of a window's text; return it, after a space where one is needed."""
         delta = f" {text}" if self._parts and text else text
         self._parts &= not text
         self.text += delta
@@ -141,31 +133,42 @@ def transcribe(
     """
     question = instruction_of(omni, instruction)
 
-    def parts() -> Iterator[tuple[_FileWork, Window | None]]:
-        for file in files:
-            work = _FileWork(file, windows_for(omni, timed=False))
-            for window in work.windows():
-                yield work, window
-            yield work, None
-
-    def transcribe_part(part: tuple[_FileWork, Window | None]) -> _FileWork | None:
-        work, window = part
-        if window is None:
-            return work
-        if work.error is None:
-            begun_s = time.perf_counter()
-            try:
+    def transcribe_window(work: _FileWork, window: Window) -> None:
+        begun_s = time.perf_counter()
+        try:
+            if work.error is None:
                 with stream_window(omni, window, question, max_new_tokens) as stream:
                     result = next(e.result for e in stream if isinstance(e, Finished))
                 work.made.append((begun_s, Segment.of(window, result)))
-            except _FILE_ERRORS as error:
-                work.error = str(error)
-        return None
+        except _FILE_ERRORS as error:
+            work.error = str(error)
 
-    with closing(_several(transcribe_part, parts(), concurrency)) as done:
-        for work in done:
-            if work is not None:
-                yield work.outcome()
+    # Windows that were begun, and the ends of files, in order. One thread for each request takes
+    # its tokens as they are made, so that its times are true; the model runs all as one batch.
+    begun = deque[Future[None] | _FileWork]()
+    pool = ThreadPoolExecutor(concurrency, "transcribe")
+
+    def outcomes(most: int) -> Iterator[Transcript | Failure]:
+        """Wait until at most so many are left."""
+        while len(begun) > most:
+            first = begun.popleft()
+            if isinstance(first, _FileWork):
+                yield first.outcome()
+            else:
+                first.result()
+
+    try:
+        for file in files:
+            work = _FileWork(file, windows_for(omni, timed=False))
+            for window in work.windows():
+                begun.append(pool.submit(transcribe_window, work, window))
+                yield from outcomes(2 * concurrency)
+            begun.append(work)
+            yield from outcomes(2 * concurrency)
+        yield from outcomes(0)
+    finally:
+        # Does not wait: requests that still run end when the model is closed.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def stream_transcript(
@@ -236,10 +239,9 @@ def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
 
 
 class _FileWork:
-    """Windows of one file as they are read, and what comes of them.
+    """One file's windows, and their transcripts.
 
-    error: message of what ended the work. made: the segments, each after the time at which its
-    request began, in any order.
+    error: message of what ended the work. made: times at which requests began, and their segments.
     """
 
     def __init__(self, file: Path, sound: GrowingWindows):
@@ -260,7 +262,7 @@ class _FileWork:
             self.error = str(error)
 
     def outcome(self) -> Transcript | Failure:
-        """Return what came of it, once all of its windows are done."""
+        """Return the transcript, once all windows are done."""
         if self.error is not None:
             return Failure(self._file, self.error)
         joined, now_s = JoinedText(), time.perf_counter()
@@ -286,22 +288,3 @@ class _FileWork:
 def reason_of(segments: Iterable[Segment]) -> FinishReason:
     """Return the finish reason of a text: "length" where a limit ended a window's."""
     return "length" if any(made.finish_reason == "length" for made in segments) else "stop"
-
-
-def _several(
-    call: Callable[[Given], Made], given: Iterable[Given], concurrency: int
-) -> Generator[Made, None, None]:
-    """Call for each of `given`, read little by little, and yield the results in their order."""
-    # One thread for each request takes its tokens as they are made, so that its times are true and
-    # no reply waits for its reader; the model runs all requests as one batch.
-    pool, begun = ThreadPoolExecutor(concurrency, "transcribe"), deque[Future[Made]]()
-    try:
-        for one in given:
-            begun.append(pool.submit(call, one))
-            if len(begun) > 2 * concurrency:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
-    finally:
-        # Does not wait: requests that still run end when the model is closed.
-        pool.shutdown(wait=False, cancel_futures=True)

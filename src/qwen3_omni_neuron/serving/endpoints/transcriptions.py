@@ -17,7 +17,6 @@ from pydantic_core import from_json, to_json
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE, Window
-from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.forms import read_form
 from qwen3_omni_neuron.serving.endpoints.answer import (
@@ -67,8 +66,7 @@ class TranscriptionRequest(BaseModel):
     """Fields of POST /v1/audio/transcriptions, beside the file.
 
     instruction: text that follows the audio in the question, in place of the usual one.
-    max_new_tokens: most tokens of text, of each window where there are several; engines' clients
-    call it max_completion_tokens. engines: options of a request by the fields of engines.
+    max_new_tokens: limit of each window's text; engines' clients call it max_completion_tokens.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -95,8 +93,9 @@ class TranscriptionRequest(BaseModel):
 
     @property
     def options(self) -> Json:
-        """Options of a window's request for the fields of sampling."""
-        made: Json = dict(self._engines)
+        """Options of a window's request."""
+        logprobs = bool(self.include) or self.response_format == "verbose_json"
+        made: Json = {"literal_text": True, "logprobs": logprobs, **self._engines}
         if self.temperature > 0:
             made |= {"thinker_do_sample": True}
             made |= {"thinker_temperature": max(self.temperature, 1e-6)}
@@ -130,16 +129,14 @@ class TranscriptionRequest(BaseModel):
         if self.include and self.response_format != "json":
             raise wrong_value("include: logprobs come with response_format json alone.", "include")
         if "word" in self.timestamp_granularities:
-            raise wrong_value(
+            message = (
                 "timestamp_granularities: word is not there, since the model writes words without "
-                "their times. Take segment: a segment is at most 8 s long.",
-                "timestamp_granularities",
+                "their times. Take segment: a segment is at most 8 s long."
             )
+            raise wrong_value(message, "timestamp_granularities")
         if self.timestamp_granularities and self.response_format != "verbose_json":
-            raise wrong_value(
-                "timestamp_granularities needs response_format verbose_json.",
-                "timestamp_granularities",
-            )
+            message = "timestamp_granularities needs response_format verbose_json."
+            raise wrong_value(message, "timestamp_granularities")
 
 
 @router.post(
@@ -180,8 +177,7 @@ def _read(
 ) -> tuple[TranscriptionRequest, str, MediaReader, Json]:
     """Parse a request, and decode its file if that needs no codec. Raises ApiError.
 
-    Returns the request's fields, the instruction that follows the audio, the reader of its file,
-    and the audio item that it fills.
+    Returns its fields, the instruction after the audio, the file's reader, and the item it fills.
     """
     form = read_form(context.body, content_type)
     engines = {name: form.fields.pop(name) for name in ENGINE_FIELDS & form.fields.keys()}
@@ -222,24 +218,20 @@ class Transcription:
         self._service, self._context = service, context
         self._joined, self._segments = JoinedText(), list[Segment]()
         self._logprobs: list[Json] = []
-        self._options = bounded_options({}, service.settings, context.owner)
-        logprobs = bool(wanted.include) or wanted.response_format == "verbose_json"
-        self._options |= {"literal_text": True, "logprobs": logprobs}
-        self._options |= wanted.options
+        self._options = bounded_options({}, service.settings, context.owner) | wanted.options
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Finish reason of the text so far: "length" if a limit ended a window's."""
+        """Finish reason of the text so far."""
         return reason_of(self._segments)
 
     async def deltas(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
-        """Yield the text, one window after the other, so that a request has at most one slot.
-
-        Each part comes with the entries of its log-probabilities, where they are computed.
-        """
+        """Yield the text with its log-probabilities, window by window: a request has one slot."""
         for window in self._windows:
-            served = ServedStream(await self._start(window), self._service)
-            with closing(served):
+            question = self._context.omni, window, self._instruction, self._wanted.most_tokens
+            start = partial(stream_window, *question, **self._options)
+            stream = await self._service.model.start(start)
+            with closing(ServedStream(stream, self._service)) as served:
                 async for (event,) in served:
                     if isinstance(event, TextDelta) and event.text:
                         entries = logprob_entries(event)
@@ -274,8 +266,8 @@ class Transcription:
         usage = transcription_usage(self._timings)
         told = running_usage(usage["input_tokens"], usage["output_tokens"])
         last = self._chunk({}, self.finish_reason)
-        pieces = [json_event(last), json_event({**last, "choices": [], "usage": told})]
-        yield b"".join((*pieces, b"data: [DONE]\n\n"))
+        end = json_event(last | {"choices": [], "usage": told})
+        yield json_event(last) + end + b"data: [DONE]\n\n"
 
     def _chunk(self, delta: Json, finish_reason: str | None) -> Json:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
@@ -293,21 +285,22 @@ class Transcription:
         if wanted == "text":
             return f"{self._joined.text}\n".encode()
         if wanted == "srt":
-            return "".join(_srt_cues(self._segments)).encode()
+            return "".join(_cues(self._segments, as_vtt=False)).encode()
         if wanted == "vtt":
-            return "".join(("WEBVTT\n\n", *_vtt_cues(self._segments))).encode()
+            return "".join(("WEBVTT\n\n", *_cues(self._segments, as_vtt=True))).encode()
         if wanted == "json":
             return to_json(self._short())
-        answer = {
-            "task": "transcribe",
-            "language": self._wanted.language,
-            "duration": self._seconds,
-            "text": self._joined.text,
-            "segments": list(map(self._verbose, range(len(self._segments)), self._segments)),
-            "finish_reason": self.finish_reason,
-            "usage": duration_usage(self._seconds),
-        }
-        return to_json(answer)
+        return to_json(
+            {
+                "task": "transcribe",
+                "language": self._wanted.language,
+                "duration": self._seconds,
+                "text": self._joined.text,
+                "segments": [self._verbose(*made) for made in enumerate(self._segments)],
+                "finish_reason": self.finish_reason,
+                "usage": duration_usage(self._seconds),
+            }
+        )
 
     @property
     def _timings(self) -> list[Timings]:
@@ -315,34 +308,15 @@ class Transcription:
 
     def _short(self) -> Json:
         """Return the answer as JSON without times."""
-        fields = {
-            "text": self._joined.text,
-            "finish_reason": self.finish_reason,
-            "usage": transcription_usage(self._timings),
-        }
+        usage = transcription_usage(self._timings)
+        fields = {"text": self._joined.text, "finish_reason": self.finish_reason, "usage": usage}
         return fields | self._probabilities(self._logprobs)
 
     def _probabilities(self, entries: list[Json]) -> Json:
         return {"logprobs": entries} if self._wanted.include else {}
 
-    async def _start(self, window: Window) -> SpeechStream:
-        """Start a window's request. It uses the place of this HTTP request in the quota."""
-        start = partial(
-            stream_window,
-            self._context.omni,
-            window,
-            self._instruction,
-            self._wanted.most_tokens,
-            **self._options,
-        )
-        return await self._service.model.start(start)
-
     def _verbose(self, number: int, segment: Segment) -> Json:
-        """Return a segment with all fields of OpenAI's, and its finish reason.
-
-        no_speech_prob is 0: without sound there is no segment, and whether a sound is speech is not
-        measured.
-        """
+        """Return a segment with all fields of OpenAI's, and its finish reason."""
         data = segment.text.encode()
         return {
             "id": number,
@@ -354,13 +328,13 @@ class Transcription:
             "temperature": self._wanted.temperature,
             "avg_logprob": float(np.mean(segment.logprobs or [0.0])),
             "compression_ratio": round(len(data) / len(zlib.compress(data)), 3),
-            "no_speech_prob": 0.0,
+            "no_speech_prob": 0.0,  # it is not computed
             "finish_reason": segment.finish_reason,
         }
 
 
 def _value_of(text: str | list[str]) -> Any:
-    """Return the value of a field of a form: what its text is in JSON, or the text."""
+    """Return the value of a form's field: its text read as JSON, or the text."""
     if isinstance(text, list):
         return [_value_of(one) for one in text]
     if text in ("True", "False"):  # as Python's clients write them
@@ -371,21 +345,14 @@ def _value_of(text: str | list[str]) -> Any:
         return text
 
 
-def _srt_cues(segments: Sequence[Segment]) -> Iterator[str]:
+def _cues(segments: Sequence[Segment], as_vtt: bool) -> Iterator[str]:
     for number, segment in enumerate(segments, 1):
-        start, end = (_time(s).replace(".", ",") for s in (segment.start_s, segment.end_s))
-        yield f"{number}\n{start} --> {end}\n{_one_line(segment.text)}\n\n"
-
-
-def _vtt_cues(segments: Sequence[Segment]) -> Iterator[str]:
-    for segment in segments:
-        text = html.escape(_one_line(segment.text), quote=False)
-        yield f"{_time(segment.start_s)} --> {_time(segment.end_s)}\n{text}\n\n"
-
-
-def _one_line(text: str) -> str:
-    """Return a text without empty lines, since an empty line ends a cue."""
-    return " ".join(text.split())
+        times = f"{_time(segment.start_s)} --> {_time(segment.end_s)}"
+        text = " ".join(segment.text.split())  # an empty line ends a cue
+        if as_vtt:
+            yield f"{times}\n{html.escape(text, quote=False)}\n\n"
+        else:
+            yield f"{number}\n{times.replace('.', ',')}\n{text}\n\n"
 
 
 def _time(seconds: float) -> str:
