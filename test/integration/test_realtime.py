@@ -17,10 +17,7 @@ from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
 from qwen3_omni_neuron.runtime.schedule import Playback
-from qwen3_omni_neuron.serving.metrics import Metrics
-from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.service import Turnstile
 from qwen3_omni_neuron.session import Session
 from testing.http_server import same_sound, wait_until
 from testing.media_cases import noise_image
@@ -72,25 +69,6 @@ def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
     response = events[-1].response
     assert (response.status, response.status_details.reason) == ("incomplete", "max_output_tokens")
     assert response.output_modalities == ["text"]
-
-
-def test_chunks_after_the_first_wait_for_their_turn(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns: list[Turnstile] = []
-    wait = Turnstile.wait
-
-    async def noted(turnstile: Turnstile) -> None:
-        turns.append(turnstile)
-        await wait(turnstile)
-
-    monkeypatch.setattr(Turnstile, "wait", noted)
-    caller.write("Hello")
-    caller.update(chunk_frames=[1, 4])
-    events = caller.answer()
-    chunks = sum(event.type == "response.output_audio.delta" for event in events)
-    assert chunks > 2
-    assert len(turns) == chunks - 1
 
 
 def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None:
@@ -233,27 +211,6 @@ def test_truncate_keeps_the_text_of_the_sound_that_was_heard(
         {"role": "user", "content": "Go on."},
     ]
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
-
-
-def test_clearing_output_truncates_the_answer_that_plays_after_later_responses(
-    caller: Caller,
-) -> None:
-    """A reply in text, and one that could not begin."""
-    caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
-    caller.update(thinker_eos_token_id=10**6)
-    caller.write("Hello")
-    events = caller.answer()
-    item = events[-1].response.output[0]
-    beside: dict[str, Any] = {"conversation": "none", "output_modalities": ["text"]}
-    caller.answer(**beside, max_output_tokens=2)
-    caller.send("response.create", response={"input": [{"type": "item_reference", "id": "no"}]})
-    caller.until("error")
-    caller.send("output_audio_buffer.clear")
-    cut, cleared = caller.until("output_audio_buffer.cleared")
-    made = [event.response.id for event in caller.heard if event.type == "response.created"]
-    assert cleared.response_id == made[-1]
-    assert (cut.type, cut.item_id) == ("conversation.item.truncated", item.id)
-    assert 0 < cut.audio_end_ms < len(sound_of(events)) / 48
 
 
 def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller: Caller) -> None:
@@ -446,55 +403,6 @@ def test_items_that_leave_while_their_reply_goes_on_hold_up_nothing(
     )
     assert calls["content"] == ""
     assert len(calls["tool_calls"]) == 3 - deleted
-
-
-@pytest.mark.parametrize("ended", [False, True], ids=["while it is made", "as it ends"])
-def test_a_message_that_is_truncated_while_calls_follow(
-    server: Server, monkeypatch: pytest.MonkeyPatch, ended: bool
-) -> None:
-    """Refused as long as its reply is made; where the reply has just ended, it stays cut."""
-    paused = Paused(monkeypatch)
-    with calling(server) as caller:
-        caller.update(audio=PUSH_TO_TALK, tools=[TOOL])
-        caller.write("What is above?")
-        caller.send("response.create")
-        events = caller.until("response.output_item.done")
-        paused.streams[0].reply.ended = ended
-        cut = {"item_id": events[-1].item.id, "content_index": 0, "audio_end_ms": 40}
-        caller.send("conversation.item.truncate", **cut)
-        if ended:
-            caller.until("conversation.item.truncated")
-        else:
-            assert caller.until("error")[-1].error.code == "item_in_progress"
-        paused.streams[0].go.set()
-        assert caller.until("response.done")[-1].response.status == "completed"
-        caller.send("conversation.item.retrieve", item_id=cut["item_id"])
-        item = caller.until("conversation.item.retrieved")[-1].item
-        assert item.content[0].transcript == ("Let me" if ended else "Let me look. ")
-
-
-@pytest.mark.parametrize("failing", [(ConversationItems, "settle"), (Metrics, "finished")])
-def test_a_failure_at_a_responses_end_is_told_and_logged(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    failing: tuple[type, str],
-) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("a mistake of ours")
-
-    with calling(server) as caller:
-        caller.update(audio=PUSH_TO_TALK, **SHORT)
-        caller.write("Hello")
-        with monkeypatch.context() as broken:
-            broken.setattr(*failing, fail)
-            failed = caller.answer()[-1].response
-        assert failed.status == "failed"
-        assert failed.status_details.error.code == "internal_error"
-        assert any(
-            record.exc_info and "a mistake" in str(record.exc_info[1]) for record in caplog.records
-        )
-        assert caller.answer()[-1].response.status != "failed"
 
 
 def test_a_reply_that_fails_is_a_response_that_says_so(

@@ -156,31 +156,6 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
     assert text_of(events) in ("red", "six", speaking.generate_text(asked, seed=5).text)
 
 
-def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
-    """With a checkpoint that asks for it; the session says so, and how long."""
-    with calling(server) as caller:
-        stopped = []
-        for eagerness, silence_ms in (("low", 1000), ("auto", 500), ("high", 300)):
-            detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
-            session = caller.update(
-                audio={"input": {"format": PCM_16K, "turn_detection": detection}}
-            )
-            assert session.audio.input.turn_detection.to_dict() == {
-                "type": "server_vad",
-                "threshold": 0.5,
-                "prefix_padding_ms": 300,
-                "silence_duration_ms": silence_ms,
-                "idle_timeout_ms": None,
-                "create_response": False,
-                "interrupt_response": True,
-            }
-            caller.say(np.concatenate((question(), np.zeros(3 * RATE // 2, np.float32))))
-            began, ended = caller.until("conversation.item.done")[:2]
-            stopped.append(ended.audio_end_ms - began.audio_start_ms)
-        assert stopped[0] - stopped[1] == pytest.approx(500, abs=70)
-        assert stopped[1] - stopped[2] == pytest.approx(200, abs=70)
-
-
 @pytest.fixture
 def by_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets semantic_vad judge turns, by what a test puts in place of `is_complete`."""
@@ -220,36 +195,6 @@ def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhi
     assert stopped.audio_end_ms < 1000 * len(question()) / RATE + 300
     usage = events[-1].response.usage
     assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
-
-
-@pytest.mark.usefixtures("by_meaning")
-def test_an_incomplete_turn_waits_no_longer_than_its_eagerness_says(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In seconds of sound, which comes faster here; speech in the wait makes it begin anew."""
-    judged = list[int]()
-
-    def is_complete(heard: NDArray[np.float32]) -> bool:
-        judged.append(len(heard))
-        return False
-
-    monkeypatch.setattr(turn_detector, "is_complete", is_complete)
-    with calling(server) as caller:
-        for eagerness, longest_ms in (("low", 8000), ("medium", 4000), ("high", 2000)):
-            detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
-            caller.update(audio={"input": {"format": PCM_16K, "turn_detection": detection}})
-            pause = np.zeros((longest_ms - 500) * RATE // 1000, np.float32)
-            end = np.zeros((longest_ms + 500) * RATE // 1000, np.float32)
-            caller.say(np.concatenate((question(), pause, question(), end)), piece=10 * RATE)
-            events = caller.until("conversation.item.done")
-            assert kinds(events)[:2] == [
-                "input_audio_buffer.speech_started",
-                "input_audio_buffer.speech_stopped",
-            ]
-            spoken_ms = (2 * len(question()) + len(pause)) * 1000 / RATE
-            waited_ms = events[1].audio_end_ms - events[0].audio_start_ms - spoken_ms
-            assert longest_ms - 300 < waited_ms <= longest_ms + 64, eagerness
-    assert len(judged) == 6
 
 
 def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
@@ -371,24 +316,6 @@ def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
         assert events[0].audio_end_ms - events[0].audio_start_ms in range(990, 1040)
         assert events[0].audio_start_ms >= 2900
         assert "input_audio_buffer.speech_started" not in kinds(caller.heard)
-
-
-def test_a_turns_transcript_is_what_was_said(speaking: Qwen3Omni, speaker: Server) -> None:
-    samples = question()
-    with calling(speaker) as caller:
-        sound = {"format": PCM_16K, "turn_detection": None, "transcription": {"model": "any"}}
-        caller.update(audio={"input": sound}, seed=5)
-        caller.say(samples)
-        caller.send("input_audio_buffer.commit")
-        kind = "conversation.item.input_audio_transcription"
-        events = caller.until(f"{kind}.completed")
-        transcript = events[-1].transcript
-        assert transcript
-        assert "".join(e.delta for e in events if e.type == f"{kind}.delta") == transcript
-        assert events[-1].usage.seconds == pytest.approx(len(samples) / RATE)
-        caller.send("conversation.item.retrieve", item_id=events[-1].item_id)
-        item = caller.until("conversation.item.retrieved")[-1].item
-        assert item.content[0].transcript == transcript
 
 
 def test_server_vad_without_its_packages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

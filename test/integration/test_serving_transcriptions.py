@@ -1,6 +1,5 @@
 """Transcription over HTTP, by OpenAI's own client: it is `transcribe`."""
 
-import base64
 import io
 import json
 import re
@@ -20,14 +19,12 @@ from openai.types.audio import (
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta, Timings
-from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.transcription import (
     Segment,
     stream_transcript,
-    transcribe,
 )
 from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
@@ -93,35 +90,6 @@ def test_log_probabilities_are_those_of_the_text(client: OpenAI, omni: Qwen3Omni
     assert create(**FILE).logprobs is None
 
 
-@pytest.mark.parametrize(
-    ("form", "codec", "streamed"),
-    [("webm", "libopus", True), ("mp4", "aac", False), ("ipod", "aac", False)],
-)
-def test_a_recording_of_a_browser_is_heard_as_its_samples(
-    client: OpenAI, omni: Qwen3Omni, form: str, codec: str, streamed: bool
-) -> None:
-    recording = make_recording(form, codec, streamed=streamed)
-    samples = load_waveform({"audio": recording}, 16000, "audio")
-    file = io.BytesIO()
-    soundfile.write(file, samples, 16000, format="WAV", subtype="FLOAT")
-    ask: dict[str, Any] = {"model": MODEL, "extra_body": FEW}
-    create = client.audio.transcriptions.create
-    expected = create(**ask, file=("a.wav", file.getvalue()))
-    assert create(**ask, file=("recording", recording)).text == expected.text
-    texts = []
-    for content in (recording, file.getvalue()):
-        data = base64.b64encode(content).decode()
-        kind: Any = form if content is recording and form != "ipod" else None
-        heard: Any = {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
-        message: Any = {"role": "user", "content": [heard]}
-        made = client.chat.completions.create(
-            model=MODEL, messages=[message], temperature=0, max_tokens=6
-        )
-        assert made.usage is not None
-        texts.append((made.choices[0].message.content, made.usage.prompt_tokens))
-    assert texts[0] == texts[1]
-
-
 def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> None:
     tone = np.sin(np.arange(16000 * 18) / 9, dtype=np.float32) * 0.3
     tone[: 16000 * 3 // 2] = 0
@@ -168,8 +136,10 @@ def test_cues_hold_a_line_and_hours() -> None:
     timings = Timings(0.0, 0.0, None, 0.0, 0.0, None, 0, 0, 0, 0)
     segment = Segment(3599.9996, 7325.25, "a <b>\n\n-->\n", [], "stop", [], timings)
     time = "01:00:00.000 --> 02:02:05.250"
-    assert [*transcriptions._vtt_cues([segment])] == [f"{time}\na &lt;b&gt; --&gt;\n\n"]
-    assert [*transcriptions._srt_cues([segment])] == [f"1\n{time.replace('.', ',')}\na <b> -->\n\n"]
+    assert [*transcriptions._cues([segment], True)] == [f"{time}\na &lt;b&gt; --&gt;\n\n"]
+    assert [*transcriptions._cues([segment], False)] == [
+        f"1\n{time.replace('.', ',')}\na <b> -->\n\n"
+    ]
 
 
 def test_instruction_and_temperature_reach_the_model(client: OpenAI, omni: Qwen3Omni) -> None:
@@ -205,20 +175,6 @@ def test_a_transcription_in_windows_keeps_its_place_to_its_end(checkpoint: Path)
                 **asked, chunking_strategy="auto", extra_body={"max_new_tokens": 2}
             )
     assert refused == ["queue_full"] * 3
-
-
-def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() -> None:
-    class Draining(ScriptedModel):
-        def stream_text(self, messages: Any, **options: Any) -> Any:
-            server.service.model.drain(1.0)
-            return super().stream_text(messages, **options)
-
-    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(18))}
-    with serving(Draining(["Hi"])) as server, client_of(server) as client:  # type: ignore[arg-type]
-        answer = client.audio.transcriptions.create(**asked, chunking_strategy="auto")
-        assert answer.text == "Hi Hi Hi"
-        with pytest.raises(openai.InternalServerError, match="draining"):
-            client.audio.transcriptions.create(**asked)
 
 
 def lasting(seconds: int, loud: float = 0.1) -> bytes:
@@ -370,19 +326,6 @@ def test_a_client_that_leaves_ends_its_transcription(omni: Qwen3Omni, stream: st
                 with pytest.raises(TimeoutError):
                     client.ask(*request)
         wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
-
-
-def test_a_long_file_is_transcribed_whole(omni: Qwen3Omni, tmp_path: Path) -> None:
-    """Without times, too: it is what `transcribe` finds, in windows of at most 30 s."""
-    content = lasting(65)
-    (tmp_path / "a.flac").write_bytes(content)
-    (wanted,) = transcribe(omni, [tmp_path / "a.flac"], max_new_tokens=6)
-    asked: dict[str, Any] = {**FILE, "file": ("a.flac", content)}
-    with serving(omni) as server, client_of(server) as client:
-        answer: Any = client.audio.transcriptions.create(**asked)
-        assert answer.text == wanted.text  # type: ignore[union-attr]
-        assert answer.usage.output_tokens == 3 * 6
-        assert answer.finish_reason == "length"
 
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")

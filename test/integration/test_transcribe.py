@@ -1,10 +1,8 @@
 """`transcribe`, as a person calls it. The weights are random: the words are noise, but the same."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -194,38 +192,6 @@ def test_a_terminal_sees_how_far_it_is(
     printed = capsys.readouterr()
     assert "2/2" in printed.err
     assert [line.split("\t")[0] for line in printed.out.splitlines()] == files
-
-
-@pytest.mark.usefixtures("warm_commands")
-def test_a_reader_that_leaves_ends_the_command_without_a_word(
-    checkpoint: Path, clips: list[Path]
-) -> None:
-    verb = [sys.executable, "-m", "qwen3_omni_neuron.cli", "transcribe", "--json", *SHORT]
-    files = [str(file) for file in clips]
-    with subprocess.Popen(
-        [*verb, "--model", str(checkpoint), *files],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as command:
-        assert command.stdout is not None and command.stderr is not None
-        command.stdout.close()
-        errors = command.stderr.read()
-    assert command.returncode == ExitStatus.UNREAD
-    assert "the text is not whole" in errors and "Errno" not in errors and "Traceback" not in errors
-
-
-def test_an_iterator_that_is_closed_begins_no_other_file(
-    omni: Qwen3Omni, clips: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    stream_text = omni.stream_text
-    monkeypatch.setattr(
-        omni, "stream_text", lambda *a, **k: asked.append(0) or stream_text(*a, **k)
-    )
-    with closing(transcribe(omni, clips * 20, max_new_tokens=TOKENS)) as outcomes:
-        assert isinstance(next(outcomes), Transcript)
-    assert len(asked) < len(clips * 20)
 
 
 def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[Path]) -> None:

@@ -83,13 +83,6 @@ def test_settings_decide_where_a_turn_starts_and_ends() -> None:
     assert ms(len(spoken)) == 320 + 960 + 64
 
 
-def test_a_turn_ends_however_low_the_threshold_is() -> None:
-    """A score is never below 0."""
-    samples = sound((0.001, 640), (0.6, 960), (0.001, 640))
-    told, _ = detected(samples, TurnSettings(threshold=0.1))
-    assert [type(one) for one in told] == [Started, Paused, Stopped]
-
-
 def test_a_pause_is_part_of_a_turn() -> None:
     """Also what was held back of it; a frame between the thresholds neither ends nor goes on."""
     samples = sound((0.9, 320), (0, 384), (0.9, 320), (0.4, 640), (0, 640))
@@ -156,21 +149,6 @@ def test_a_turn_that_has_not_begun_is_not_ended() -> None:
     detector.push(quiet)
     assert not len(detector.end_turn(np.full(100, 0.01, np.float32)))
     assert isinstance(detector.push(sound((0, 800)))[-1], TimedOut)
-
-
-def test_other_settings_hold_for_the_turn_that_is_spoken() -> None:
-    detector = TurnDetector(TurnSettings(), loudness)
-    detector.push(sound((0.9, 320)))
-    detector.settings = TurnSettings(silence_duration_ms=64)
-    stopped = detector.push(sound((0, 640)))[-1]
-    assert isinstance(stopped, Stopped) and ms(stopped.at) == 320 + 64
-
-
-def test_the_samples_between_two_events_are_one_event() -> None:
-    detector = TurnDetector(TurnSettings(), loudness)
-    found = detector.push(sound((0.9, 320), (0, 640), (0.9, 320)))
-    kinds = [Started, Speech, Paused, Stopped, Started, Speech]
-    assert [type(event) for event in found] == kinds
 
 
 def test_scores_are_those_of_the_models_own_code() -> None:
