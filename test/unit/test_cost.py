@@ -15,15 +15,12 @@ from bench.trn2.cost import (
     CALL_START_S,
     INPUT_S,
     PRODUCT_S,
-    SBUF_BYTES,
     SUM_BYTES_PER_S,
     SUM_S,
     Cost,
     CountingGroup,
-    Gather,
     Scatter,
     graph_cost,
-    run_share,
 )
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
@@ -69,136 +66,6 @@ def cost_of(
 
 def rows(*indices: int) -> Tensor:
     return torch.tensor(indices)
-
-
-@pytest.mark.parametrize(
-    ("run", "share"), [(2, 0.25), (256, 0.25), (512, 0.25 ** (2 / 3)), (2048, 1), (10**6, 1)]
-)
-def test_a_short_run_has_a_share_of_the_bandwidth(run: int, share: float) -> None:
-    assert run_share(run) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("write", "numbers"),
-    [
-        (lambda x: x.index_copy(0, rows(0), x[:1]), 5),
-        (lambda x: x.index_add(0, rows(0), x[:1]), 5),
-        (lambda x: x.index_put((rows(0),), x[:1]), 5),
-        (lambda x: x.clone().index_put_((rows(0),), x[:1]), 5),
-        (lambda x: x.clone().index_copy_(0, rows(0), x[:1]), 5),
-        (lambda x: x.scatter(1, torch.zeros(3, 2, dtype=torch.long), x[:, :2]), 6),
-        (lambda x: x.scatter_add(1, torch.zeros(3, 2, dtype=torch.long), x[:, :2]), 6),
-    ],
-    ids=["index_copy", "index_add", "index_put", "index_put_", "index_copy_", "scatter", "add"],
-)
-def test_numbers_that_are_written_one_by_one_are_counted(
-    write: Callable[[Tensor], Tensor], numbers: int
-) -> None:
-    """Each with its index at a quarter of the bandwidth, and what they are written into, twice."""
-    cost = cost_of(write, (3, 5))
-    assert cost.scatters == (Scatter(numbers, torch.bfloat16, 30),)
-    assert cost.scattered == numbers
-    assert cost.moved_bytes == numbers * (2 + 8) * 4 + 2 * 30
-
-
-@pytest.mark.parametrize(
-    ("gather", "shape", "run"),
-    [
-        (lambda x: x.index_select(0, rows(1, 2)), (9, 600), 1200),
-        (lambda x: x.index_select(1, rows(1, 2)), (9, 300), 2),
-        (lambda x: x[rows(1, 2)], (9, 30, 40), 2400),
-        (lambda x: x[:, rows(1, 2)], (9, 30, 400), 800),
-        (lambda x: x[:, :3].index_select(0, rows(1)), (9, 30, 400), 2400),
-        (lambda x: x[..., :200].index_select(0, rows(1)), (9, 30, 400), 400),
-        (lambda x: x.gather(1, torch.zeros(9, 3, dtype=torch.long)), (9, 600), 2),
-    ],
-    ids=["rows", "columns", "index", "index behind", "of a slice", "of a cut row", "gather"],
-)
-def test_what_is_gathered_is_read_written_and_read_again(
-    gather: Callable[[Tensor], Tensor], shape: tuple[int, ...], run: int
-) -> None:
-    """At the share of the bandwidth that the contiguous bytes behind an index have."""
-    gathered = gather(torch.empty(shape, dtype=torch.bfloat16)).nbytes
-    assert cost_of(gather, shape).gathered_bytes == pytest.approx(3 * gathered / run_share(run))
-
-
-def test_gathered_matrices_are_read_by_the_floor_too() -> None:
-    """A graph's floor reads them once; what else it takes is in the gathered bytes."""
-    cost = cost_of(
-        lambda x, stack: torch.bmm(x, stack.index_select(0, rows(1, 2))),
-        (2, 8, 16),
-        Held((128, 16, 64)),
-    )
-    two = 2 * 16 * 64 * 2
-    assert cost.weight_bytes == two
-    assert cost.gathered_bytes == 2 * two
-    assert cost.gathers == (Gather(3 * two, 64 * two),)
-
-
-@pytest.mark.parametrize(
-    ("product", "is_transposed"),
-    [
-        (lambda x, m: x @ m, False),
-        (lambda x, m: F.linear(x, m.t()), False),
-        (F.linear, True),
-        (lambda x, m: (m @ x.t()).t(), True),
-        (lambda x, m: (m.t() @ x.t()).t(), False),
-        (lambda x, m: F.linear(x, m.float().to(x.dtype)), True),
-        (lambda x, m: torch.bmm(x[None], m[None].transpose(1, 2)), True),
-        (lambda x, m: torch.bmm(x[None], m[None]), False),
-    ],
-)
-def test_a_matrix_whose_product_sums_over_contiguous_numbers_is_written_once_more(
-    product: Callable[[Tensor, Tensor], Tensor], is_transposed: bool
-) -> None:
-    cost = cost_of(product, (4, 16), Held((16, 16)))
-    assert cost.transposed_bytes == is_transposed * 2 * (16 * 16 * 2)
-
-
-def test_a_concatenation_of_state_is_written_and_read_again() -> None:
-    """The reading of gathered parts is in the gathered bytes already."""
-    cost = cost_of(lambda x, kept: torch.cat((x, kept)), (3, 5), state=(7, 5))
-    assert (cost.state_bytes, cost.copied_bytes) == (7 * 5 * 2, 2 * 7 * 5 * 2)
-    cost = cost_of(
-        lambda x, kept: torch.cat((x, kept.index_select(0, rows(1)))), (3, 5), state=(7, 5)
-    )
-    assert (cost.state_bytes, cost.copied_bytes) == (10, 20)
-    assert cost_of(lambda x: torch.cat((x, x))).copied_bytes == 0
-
-
-def test_a_product_larger_than_the_cores_memory_is_written_and_read_again() -> None:
-    side = 5221  # its square in bfloat16 is just larger
-    assert (side - 1) ** 2 * 2 <= SBUF_BYTES < side**2 * 2
-    assert cost_of(lambda x: x @ x.t(), (side, 8)).spilled_bytes == 2 * side**2 * 2
-    assert cost_of(lambda x: x @ x.t(), (side - 1, 8)).spilled_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "has_mask", "spills"), [(5248, True, 1), (5248, False, 0), (5250, False, 1)]
-)
-def test_scores_of_attention_leave_the_core_but_of_the_kernel(
-    length: int, has_mask: bool, spills: int
-) -> None:
-    """The kernel takes no mask, and lengths that are multiples of 128."""
-
-    def attend(x: Tensor) -> Tensor:
-        mask = torch.ones(length, length, dtype=torch.bool) if has_mask else None
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    cost = cost_of(attend, (1, 1, length, 64))
-    assert cost.spilled_bytes == spills * 2 * length**2 * 2
-
-
-def test_products_that_wait_for_one_another_are_a_chain() -> None:
-    """Here of two: the third waits for none of them."""
-    cost = cost_of(lambda x: (x @ x).relu() @ x + x @ x.t())
-    assert cost.chain == 2
-
-
-def test_inputs_are_what_a_call_passes() -> None:
-    """An input, a tensor of state, and those weights that it reads."""
-    cost = cost_of(lambda x, a, b, kept: x @ b + kept, (4, 4), Held((4, 4), (4, 4)), state=(4, 4))
-    assert cost.inputs == 3
 
 
 @pytest.mark.parametrize(

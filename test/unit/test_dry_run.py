@@ -7,9 +7,7 @@ import pytest
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron import cores
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, static_models
 from qwen3_omni_neuron.neuron.graphs.memory import (
     CoreMemory,
@@ -52,27 +50,6 @@ def test_the_released_totals(memory: CoreMemory) -> None:
     assert memory.parameters == sum(p.numel() for p in parameters.values())
 
 
-def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(memory: CoreMemory) -> None:
-    for part in memory.parts:
-        assert part.shard_bytes[ONE] == part.nbytes
-        assert part.nbytes / 8 < part.shard_bytes[EIGHT] < part.nbytes
-    thinker = next(part for part in memory.parts if part.name == "thinker")
-    embedding = 152064 * 2048 * 2
-    whole = embedding + 48 * 2 * (128 * 2048 + 2 * 2048) + 2 * 2048  # routers and norms
-    qk_norms = 48 * 2 * 128  # bytes of a head's norm, of all layers
-    kv = 48 * 2 * 2 * 128 * 2048  # bytes of one head of keys and one of values
-    matrices = thinker.nbytes - whole - 4 * kv - 36 * qk_norms
-    assert thinker.shard_bytes[EIGHT] == whole + matrices / 8 + kv + 5 * qk_norms
-
-
-def test_state_of_the_thinker(memory: CoreMemory) -> None:
-    """48 layers, keys and values, 8192 positions and 32 recent rows of 128 in bfloat16: 4 heads, or
-    1 of 8 cores."""
-    line = 8 * 48 * 2 * (8192 + 32) * 128 * 2
-    assert memory.state_bytes[ONE]["thinker"] == 4 * line
-    assert memory.state_bytes[EIGHT]["thinker"] == line
-
-
 def test_a_degree_that_the_kv_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(OptionError, match="KV heads can't be held by 3 cores"):
         core_memory(RELEASED, PLAN, (Degrees.same(3),))
@@ -108,16 +85,6 @@ def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory)
     assert f"| all, as `shared` has it | {all_of_it} |\n" in TRN2_PAGE
 
 
-def test_the_fullest_core_of_mixed_degrees_is_the_first(memory: CoreMemory) -> None:
-    """It has what a core has of each part at the part's own degree."""
-    for instance, same in ((SMALL, FOUR), (LARGE, EIGHT)):
-        tp = DEFAULTS[instance]
-        for part in memory.parts:
-            whole = tp.of(MODEL_OF_PART[part.name]) == 1
-            held = part.nbytes if whole else part.shard_bytes[same]
-            assert part.shard_bytes[tp] == held, part.name
-
-
 def test_the_placement_is_split_where_the_instance_has_the_cores(memory: CoreMemory) -> None:
     def shared(tp: Degrees) -> str:
         return f"{memory.core_bytes(tp) / 1e9:.2f} of 25.8 GB on the first of {tp.each[-1]} cores"
@@ -141,19 +108,6 @@ def test_the_placement_is_split_where_the_instance_has_the_cores(memory: CoreMem
     )
 
 
-def test_stages_of_fewer_cores_are_split_where_all_of_them_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On 4 cores, 2 and 1 and 1; where the thinker has 4 of them, none is left."""
-    monkeypatch.setattr(cores, "CHIP_BYTES", 2 * cores.CHIP_BYTES)
-    tp = Degrees(thinker=2, talker=1, predictor=1, vocoder=1, encoders=2)
-    few = core_memory(RELEASED, PLAN, (tp, replace(tp, thinker=4)))
-    found, reason = placement(few, tp, SMALL)
-    assert found == "split"
-    assert "the fullest of 2 + 1 + 1 cores; shared: " in reason
-    assert placement(few, replace(tp, thinker=4), SMALL)[0] == "shared"
-
-
 def test_what_does_not_fit_is_told_what_the_instance_allows() -> None:
     """The large one has more cores; the small one neither these nor another placement."""
     full = core_memory(RELEASED, replace(PLAN, max_concurrency=32), (FOUR,))
@@ -166,17 +120,6 @@ def test_what_does_not_fit_is_told_what_the_instance_allows() -> None:
     assert placement(full, FOUR, SMALL) == (None, reason)
     lines = list(plan_lines(RELEASED, full, {SMALL: FOUR}))
     assert lines[:2] == [f"{SMALL}, TP 4: does not fit. {reason}", ""]
-
-
-def test_a_core_at_lnc_1_has_half_the_memory() -> None:
-    half = core_memory(RELEASED, replace(PLAN, lnc=1), (FOUR, EIGHT))
-    assert placement(half, EIGHT, SMALL)[0] == "shared"
-    assert placement(half, FOUR, LARGE) == (
-        None,
-        "21.02 of 12.9 GB a core with placement shared, 17.99 GB a core of the thinker with "
-        "placement split. Change one or more of: lnc 2 (25.8 GB a core); tp 8; fewer slots or a "
-        "shorter context length (the state of 8 slots is 2.63 GB).",
-    )
 
 
 @pytest.mark.parametrize(
@@ -196,11 +139,6 @@ def test_a_plan_is_judged_on_the_instance_or_the_smallest_with_the_cores(
     instance: str | None, tp: Degrees, lnc: int, found: str
 ) -> None:
     assert instances_of(replace(PLAN, tp=tp, lnc=lnc), instance) == {found: tp}
-
-
-def test_each_instance_has_its_default_degrees() -> None:
-    found = instances_of(PLAN, None, DEFAULTS)
-    assert found == {SMALL: DEFAULTS[SMALL], LARGE: DEFAULTS[LARGE]}
 
 
 def test_a_dry_run_says_what_fits_the_memory_and_the_graphs(

@@ -1,30 +1,23 @@
 """testing/metrics.py, and how a request is watched, on a clock that is set by hand."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 
-from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from testing.metrics import (
     ChunkArrival,
     RequestEvents,
     TextArrival,
-    distribution,
     playback,
     request_metrics,
-    summarize,
 )
-from testing.observed import Recorder, Span, observe
+from testing.observed import Recorder
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
 RATE = 24000
-RANKS = ("p50", "p90", "p95", "p99")
 
 
 def events(
@@ -65,13 +58,6 @@ def test_every_figure_follows_from_the_times_of_the_events() -> None:
     assert (found.underruns, found.silent_s, found.truncated) == (0, 0.0, False)
 
 
-def test_what_never_came_has_no_figure() -> None:
-    silent = request_metrics(events(texts=((1.5, 1),), chunks=(), talker="no_speech"))
-    assert (silent.ttft_s, silent.itl_s) == (0.5, None)
-    assert (silent.ttfb_s, silent.rtf, silent.audio_s, silent.underruns) == (None, None, 0.0, 0)
-    assert request_metrics(events(texts=())).ttft_s is None
-
-
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [
@@ -93,108 +79,6 @@ def test_underruns_are_those_of_a_player_that_starts_at_the_first_sample(
     arrivals = [ChunkArrival(at_s, int(seconds * RATE), 1) for at_s, seconds in chunks]
     waits, silent_s = playback(arrivals, RATE)
     assert (waits, silent_s) == (expected[0], pytest.approx(expected[1]))
-
-
-def test_a_distribution_leaves_out_what_is_not_there() -> None:
-    found = distribution([3.0, None, 1.0])
-    assert found is not None
-    assert (found["count"], found["mean"], found["p50"]) == (2, 2.0, 2.0)
-    assert found["p90"] == pytest.approx(2.8)
-    assert distribution([None]) is None
-
-
-def test_runs_that_a_limit_cut_are_counted_and_kept_apart() -> None:
-    fast = {"chunks": ((1.5, RATE, 12),), "finished_s": 1.5}  # RTF 0.5
-    slow = {"chunks": ((2.0, RATE, 12), (9.0, RATE, 12)), "finished_s": 9.0}  # RTF 4
-    requests = [
-        request_metrics(events(**fast)),
-        request_metrics(events(**slow, talker="length")),
-        request_metrics(events(**slow, thinker="length")),
-        request_metrics(events(chunks=(), talker="no_speech")),
-    ]
-    found = summarize(requests)
-    counts = [found[f"truncated_{what}"] for what in ("requests", "text", "speech")]
-    assert counts == [2, 1, 1]
-    assert (found["requests"], found["without_speech"]) == (4, 1)
-    assert (found["underruns"], found["requests_with_underruns"]) == (2, 2)
-    assert found["complete"]["rtf"] == {"count": 1, "mean": 0.5, **dict.fromkeys(RANKS, 0.5)}
-    assert found["truncated"]["rtf"]["mean"] == 4.0
-    assert found["complete"]["total_s"]["count"] == found["truncated"]["total_s"]["count"] == 2
-    # What comes before any limit is over all of them, and what a limit changes is not.
-    assert found["all"]["ttfb_s"]["count"] == 3
-    assert found["all"].keys() == {"ttft_s", "itl_s", "ttfb_s"}
-
-
-class HandClock:
-    """Time passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class SlowStream(Iterator[Event]):
-    """Each event takes its time."""
-
-    slot = 3
-
-    def __init__(self, clock: HandClock, script: list[tuple[float, Event]]):
-        self._clock, self._script = clock, iter(script)
-
-    def __next__(self) -> Event:
-        seconds, event = next(self._script)
-        self._clock.now_s += seconds
-        return event
-
-    def __enter__(self) -> "SlowStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
-class SlowReader:
-    """Takes 2 s to read a conversation, as `Qwen3Omni.stream` does before it returns."""
-
-    def __init__(self, clock: HandClock, script: list[tuple[float, Event]]):
-        self._clock, self._script = clock, script
-
-    def stream(self, messages: Any, **options: Any) -> SlowStream:
-        self._clock.now_s += 2.0
-        return SlowStream(self._clock, self._script)
-
-
-def test_ttft_and_ttfb_include_the_reading_of_the_conversation() -> None:
-    clock = HandClock()
-    chunk = AudioChunk(np.zeros(RATE, np.float32), 0, 13)
-    result = SpeechResult(
-        text="Hi",
-        token_ids=[1, 2, 3],
-        codes=np.zeros((26, 16), np.int64),
-        audio=np.zeros(2 * RATE, np.float32),
-        sample_rate=RATE,
-        thinker_finish_reason="stop",
-        talker_finish_reason="length",
-        timings=Timings(1.75, 0, 0, 0, 2.0, 0, 5, 0, 3, 26),
-        seed=0,
-    )
-    script: list[tuple[float, Event]] = [
-        (0.5, TextDelta("H", [1])),
-        (0.25, chunk),
-        (0.25, TextDelta("i", [2, 3])),
-        (1.0, chunk),
-        (0.125, Finished(result)),
-    ]
-    seen = observe(SlowReader(clock, script), [], {}, clock)  # type: ignore[arg-type]
-    found = request_metrics(seen.events)
-    assert (found.ttft_s, found.ttfb_s, found.total_s) == (2.5, 2.75, 4.125)
-    assert found.rtf == 4.0 / 2.0
-    assert found.itl_s == 0.25
-    assert (found.text_tokens, found.frames, found.truncated) == (3, 26, True)
-    # It had a slot before its caller looked at the clock again.
-    assert (seen.submitted_s, seen.slot, seen.result) == (101.75, 3, result)
 
 
 TIMES = Times(
@@ -247,10 +131,3 @@ def test_a_watched_request_is_the_same_and_each_call_for_it_is_noted(config: Omn
     shared = [s for s in recorder.of_request(streams[0].slot, 0.0) if len(s.slots) == 2]
     assert "talker step" in {s.stage for s in shared}
     simulation.pipeline.close()
-
-
-def test_a_call_that_fails_is_noted_and_fails() -> None:
-    recorder = Recorder(iter((1.0, 3.0)).__next__)
-    with pytest.raises(ZeroDivisionError):
-        recorder.timed("talker step", [2, 5], lambda: 1 // 0)
-    assert recorder.of_request(5, 0.0) == [Span("talker step", 1.0, 3.0, (2, 5))]

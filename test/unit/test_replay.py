@@ -1,7 +1,6 @@
 """The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,13 @@ from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
 from testing.replaying.cases import OURS, PORT, PROFILES, case
-from testing.replaying.device import PLACEMENTS, Span
+from testing.replaying.device import PLACEMENTS
 from testing.replaying.load import make_load
 from testing.replaying.profiles import (
-    ProfileError,
-    StageLatency,
     StageProfile,
     measured_profile,
 )
-from testing.replaying.simulation import replay, replay_after_speech
+from testing.replaying.simulation import replay
 from testing.results import load_results
 
 LOAD = make_load(20, seed=0)
@@ -34,20 +31,6 @@ FEW = make_load(4, seed=0)
 @pytest.fixture(scope="module")
 def port() -> StageProfile:
     return StageProfile.load(PROFILES / "port-167.json")
-
-
-def overlap(spans: list[Span]) -> list[tuple[str, str]]:
-    """Calls that had cores at the same time."""
-    spans = sorted(spans, key=lambda span: (span.start_s, span.end_s))
-    return [
-        (a.call, b.call)
-        for a, b in pairwise(spans)
-        if b.start_s < a.end_s - 1e-9 and b.end_s > b.start_s
-    ]
-
-
-def called(spans: list[Span], call: str) -> list[Span]:
-    return [span for span in spans if span.call == call]
 
 
 # The port
@@ -81,33 +64,7 @@ def test_ours_is_below_its_goal_at_the_ports_latencies(
     assert sum(one.underruns for one in replies) == 0
 
 
-def test_the_same_replay_twice_says_the_same(port: StageProfile) -> None:
-    first, second = (replay(port, OURS, "shared", 3, make_load(6, seed=1)) for _ in range(2))
-    assert first.spans == second.spans
-    assert [one.chunks for one in first.replies] == [one.chunks for one in second.replies]
-    assert case(port, OURS, "shared", 2, FEW) == case(port, OURS, "shared", 2, FEW)
-
-
 # Prompts that grow
-
-
-def test_rows_behind_others_cost_what_their_number_says(port: StageProfile) -> None:
-    """One length was published, 1,294 rows on average; a step is the least that a call costs."""
-    assert port.prefill_by_rows_s(1294) == port.prefill_by_rows_s(2000) == pytest.approx(0.668)
-    assert port.prefill_by_rows_s(111) == pytest.approx(0.668 * 111 / 1294)
-    assert port.prefill_by_rows_s(1) == pytest.approx(0.0102)
-    expected = StageProfile.load(PROFILES / "expected.json")
-    assert expected.prefill_by_rows_s(111) == expected.seconds("thinker_prefill", 111)
-
-
-def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
-    """The thinker's share of its time, the talker's prefill, one or two frames, the vocoder."""
-    load = [replace(FEW[0], prompt_rows=1294, talker_rows=494)] * 3
-    found = replay_after_speech(port, replace(OURS, chunked_prefill=True), "split", load, 1200, 0)
-    expected_s = 0.668 * 94 / 1294 + 0.027 + 0.009 + 0.003 + 0.119 / 30
-    assert expected_s - 1e-6 < found[1] < expected_s + 0.02
-    cold = replay_after_speech(port, replace(OURS, chunked_prefill=True), "split", load, 0, 0)
-    assert cold[0] - found[0] == pytest.approx(0.668 * 1200 / 1294)
 
 
 # Cores
@@ -117,41 +74,6 @@ def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
 
 
 # Profiles
-
-
-@pytest.mark.parametrize(
-    ("rule", "table", "size", "seconds"),
-    [
-        ("bucket", {2: 0.2, 8: 0.4}, 2, 0.2),
-        ("bucket", {2: 0.2, 8: 0.4}, 3, 0.4),
-        ("line", {2: 0.2, 8: 0.8}, 5, 0.5),
-        ("line", {2: 0.2, 8: 0.8}, 1, 0.1),
-        ("line", {2: 0.2, 8: 0.8}, 10, 1.0),
-        ("line", {0: 0.1, 4: 0.2, 8: 0.8}, 10, 1.1),
-        ("line", {4: 0.0, 8: 1.0}, 1, 0.0),  # never before it began
-        ("line", {7: 0.3}, 100, 0.3),
-    ],
-)
-def test_the_latency_of_a_call_follows_its_size_by_the_stages_rule(
-    rule: str, table: dict[int, float], size: int, seconds: float
-) -> None:
-    latency = StageLatency("talker_step", rule, tuple(table.items()), "made up")
-    assert latency.of(size) == pytest.approx(seconds)
-
-
-def test_a_call_larger_than_every_bucket_ends_the_replay(port: StageProfile) -> None:
-    message = r"stage thinker_prefill: a call of size 3000 .* the largest bucket is 2048"
-    with pytest.raises(ProfileError, match=message):
-        replay(port, OURS, "shared", 1, [replace(FEW[0], prompt_rows=3000)])
-
-
-def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path) -> None:
-    port.save(tmp_path / "p.json")
-    assert StageProfile.load(tmp_path / "p.json") == port
-    (tmp_path / "broken.json").write_text("{}")
-    for name in ("broken.json", "none.json"):
-        with pytest.raises(ProfileError, match=name):
-            StageProfile.load(tmp_path / name)
 
 
 def test_profiles_have_the_times_of_the_cost_model() -> None:

@@ -48,21 +48,6 @@ def page_of(folder: Path, *contents: Any) -> Page:
     return Page(folder / "out")
 
 
-def with_sound(folder: Path, **samples: int) -> dict[str, Any]:
-    """Return a result whose first request has its audio in a folder beside the file."""
-    content = made.requests([0.06, 0.08, 0.10], save_audio="elsewhere/wavs")
-    content["rows"][0]["audio_file"] = "sky.wav"
-    made.write_sound(folder / "wavs" / "sky.wav", **samples)
-    return content
-
-
-def test_files_of_other_benchmarks_have_no_ratios(tmp_path: Path) -> None:
-    contents = [made.results([], {"wer": 0.1}, benchmark=name) for name in ("asr", "asr2")]
-    page = page_of(tmp_path, *contents)
-    assert ["wer", "0.1"] in page.rows and "B / A" not in page.text
-    assert not page.images and page.text.count("no row to plot") == 2
-
-
 @pytest.mark.release
 def test_a_replay_is_labelled_and_shares_no_plot_with_a_measurement(tmp_path: Path) -> None:
     replayed = made.requests([0.2, 0.3], label="replay")
@@ -77,25 +62,6 @@ def test_a_replay_is_labelled_and_shares_no_plot_with_a_measurement(tmp_path: Pa
     assert "B: 1.json (REPLAY, not measured)" in page.text
     assert "B, made-up, ours, split, 8 at a time: p50 0.8 s, p95 1.6 s" in page.text
     assert "C / A" not in page.text
-
-
-@pytest.mark.parametrize(
-    ("sound", "reason"),
-    [
-        (None, "no request with speech has audio_file. Run the benchmark with --save-audio"),
-        ("lost", "wavs/sky.wav can't be read"),
-        ("other", "has 1000 samples, the request 12885"),
-    ],
-)
-def test_what_is_missing_is_explained(tmp_path: Path, sound: str | None, reason: str) -> None:
-    content = with_sound(tmp_path, samples=1000) if sound else made.requests([0.1])
-    if sound == "lost":
-        (tmp_path / "wavs" / "sky.wav").unlink()
-    del content["rows"][0]["timeline"]
-    page = page_of(tmp_path, content)
-    assert "Not drawn: no request with speech has timeline. Run the benchmark with" in page.text
-    assert reason in page.text
-    assert len(page.images) == 3
 
 
 @pytest.mark.parametrize(

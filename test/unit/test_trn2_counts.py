@@ -1,23 +1,17 @@
 """Costs of whole graphs by hand, and the layers that are counted once."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from bench.trn2 import counts
 from bench.trn2.cost import Cost, CountingGroup, floor_s, graph_cost
 from bench.trn2.counts import count_graphs, ranks_of
-from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.decoders import decode_graph, flush_graph, prompt_graph
-from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER, of_depth
@@ -28,11 +22,6 @@ PLAN = replace(
     chunked_prefill=False,
 )  # fmt: skip
 TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
-
-
-def cost_of(config: OmniConfig, models: Models, name: str) -> Cost:
-    graph = next(g for g in all_graphs(config, TINY_PLAN) if g.name == name)
-    return graph_cost(graph, getattr(models, graph.part))
 
 
 def test_floors_on_two_chips_are_the_published_ones() -> None:
@@ -59,12 +48,6 @@ def test_collectives_of_a_decode_step() -> None:
         cost = graph_cost(graph, models.thinker, group)
         assert cost.sums == 97
         assert cost.sum_bytes == 96 * 2048 * 2 + 152064 // 8 * 2
-
-
-def test_the_floor_is_the_longer_of_reading_and_computing() -> None:
-    assert floor_s(667e12, 0) == floor_s(0, 2.9e12) == 4
-    assert floor_s(667e12, 5.8e12) == 8
-    assert floor_s(667e12, 5.8e12, lnc=1) == 16
 
 
 def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
@@ -107,84 +90,6 @@ def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
         floor = floor_s(flops, weight_bytes + state_bytes)
         counts = (flops / 1e9, weight_bytes / 1e6, state_bytes / 1e6)
         assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
-
-
-def test_the_code_predictors_weights_are_counted_once_a_code(config: OmniConfig) -> None:
-    """Its decoder and one head 15 times, and an embedding for each of 16 codes of a slot."""
-    models = static_models(config, torch.float32)
-    cost = cost_of(config, models, "code_predictor")
-    c = config.talker.predictor
-    decoder = sum(p.nbytes for p in models.code_predictor.decoder.parameters())
-    head, row = c.vocab_size * c.hidden_size * 4, c.hidden_size * 4
-    slots = TINY_PLAN.max_concurrency
-    assert cost.weight_bytes == 15 * decoder + 15 * head + 16 * row * slots
-
-
-def test_one_row_reads_the_experts_that_it_chose(config: OmniConfig) -> None:
-    models = static_models(config, torch.float32)
-    cost = cost_of(config, models, "thinker_decode")
-    c = config.thinker.text
-    experts = sum(p.nbytes for n, p in models.thinker.named_parameters() if n.endswith("gate_up"))
-    experts += sum(p.nbytes for n, p in models.thinker.named_parameters() if n.endswith("down"))
-    others = sum(p.nbytes for p in models.thinker.parameters()) - experts
-    others -= (c.vocab_size - 1) * c.hidden_size * 4  # one row of the embedding
-    chosen = experts * c.moe.experts_per_token // c.moe.experts
-    assert cost.weight_bytes == others + chosen
-
-
-def state_bytes_of_a_window(config: OmniConfig, graph: Callable[[int], Graph]) -> tuple[int, int]:
-    """Return what a window of 64 positions adds to one of 16, and the same positions of a slot."""
-    talker, c = static_models(config, torch.float32).talker, config.talker.text
-    short, long = (graph_cost(graph(window), talker).state_bytes for window in (16, 64))
-    return long - short, 2 * c.layers * (64 - 16) * c.kv_heads * c.head_dim * 4
-
-
-def test_a_step_reads_the_window_of_its_slots_and_a_prefill_and_a_flush_renew_it(
-    config: OmniConfig,
-) -> None:
-    """A step writes recent rows alone. Of a prefill and a flush the window of all slots is read and
-    written, and that of one slot read: by attention, or as the source of a copy.
-    """
-    every = 2 * TINY_PLAN.max_concurrency + 1
-    graphs: list[tuple[Callable[[int], Graph], int]] = [
-        (lambda window: decode_graph(config, "talker", 1, window, TINY_PLAN), 1),
-        (lambda window: decode_graph(config, "talker", 3, window, TINY_PLAN), 3),
-        (lambda window: prompt_graph(config, "talker", 8, window, TINY_PLAN), every),
-        (lambda window: flush_graph(config, "talker", window, TINY_PLAN), every),
-    ]
-    for graph, slots in graphs:
-        added, of_a_slot = state_bytes_of_a_window(config, graph)
-        assert added == slots * of_a_slot
-
-
-def test_a_prefill_attends_to_its_window(config: OmniConfig) -> None:
-    """Every row, masked or not."""
-    models, c, rows = static_models(config, torch.float32), config.talker.text, 8
-    costs = {
-        window: graph_cost(prompt_graph(config, "talker", rows, window, TINY_PLAN), models.talker)
-        for window in (16, 64)
-    }
-    # scores and mixed values, a product and a sum each; the placing of keys and values
-    further = 2 * 2 * c.head_dim * rows * (64 - 16) * (c.heads + c.kv_heads) * c.layers
-    assert costs[64].flops - costs[16].flops == further
-    assert costs[64].weight_bytes == costs[16].weight_bytes
-
-
-def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(6, 5, device="meta")
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.fc(x)
-            return nn.functional.scaled_dot_product_attention(y, y, y)
-
-    spec = (TensorSpec("x", (1, 2, 7, 6), torch.float32),)
-    graph = Graph("mixed", {}, "", lambda owner, x, state: ((owner(*x),), state), spec, ())
-    cost = graph_cost(graph, Mixed())
-    assert cost.flops == 2 * (2 * 7) * 6 * 5 + 2 * (2 * 7 * 7 * 5) * 2
-    assert cost.weight_bytes == (6 * 5 + 5) * 4
 
 
 def test_layers_that_repeat_are_counted_once_and_exactly(

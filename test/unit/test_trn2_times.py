@@ -1,13 +1,10 @@
 """The times of a spoken question, which follow from the table of costs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.trn2 import cost
-from bench.trn2.cost import Cost
-from bench.trn2.counts import CountedGraph
 from bench.trn2.times import (
     FRAMES,
     PROMPT_ROWS,
@@ -15,39 +12,15 @@ from bench.trn2.times import (
     TEXT_TOKENS,
     Calls,
     SpeechCalls,
-    calls_of,
     main,
     reply_times,
 )
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import all_graphs
-from testing.graph_cases import TINY_PLAN
-from testing.released import RELEASED
 from testing.replaying.cases import OURS
 from testing.replaying.load import RequestLengths
 from testing.replaying.profiles import STAGES, StageLatency, StageProfile
 from testing.replaying.simulation import replay
 from testing.torchneuron.leaner import write_leaner_checkpoint
-
-PLAN = replace(
-    TINY_PLAN,
-    dtype="bfloat16",
-    tp=Degrees.same(8),
-    max_concurrency=8,
-    context_length=8192,
-    talker_context_length=12297,
-    prompt_buckets=(64, 128, 512, 8192),
-    decode_buckets=(256, 512, 8192, 12297),
-    audio_windows=(1, 4),
-    projection_rows=(64, 512),
-    batches=(1, 8),
-    chunk_frames=(1, 2, 4, 25),
-    chunked_prefill=True,
-)
-
 
 # The times of a reply, against the package's own schedule on a virtual clock
 
@@ -100,61 +73,6 @@ def test_times_are_those_of_the_packages_schedule(made: Calls, placement: str) -
 
 
 # The calls of the question, and the numbers of a table
-
-
-def numbered(config: OmniConfig, plan: CompilePlan) -> list[CountedGraph]:
-    """All graphs of a plan; the floor of each is its number."""
-    return [
-        CountedGraph(graph, plan.degree(graph.part), Cost(0, 0, 0), float(number), 0.0)
-        for number, graph in enumerate(all_graphs(config, plan))
-    ]
-
-
-def test_a_question_takes_the_smallest_graphs_that_hold_it() -> None:
-    """100 rows, 109 of the talker; 65 of audio; positions for the reply behind them."""
-    graphs = numbered(RELEASED, PLAN)
-    at = {planned.graph.label: planned.floor_s for planned in graphs}
-    found = calls_of(graphs, PLAN, RELEASED.code2wav, lambda planned: planned.floor_s)
-    assert found == Calls(
-        at["audio_encoder[windows=1]"],
-        at["thinker_prefill[rows=128,window=256]"],
-        at["thinker_decode[slots=1,window=256]"] + at["thinker_flush[window=256]"] / 32,
-        SpeechCalls(
-            at["hidden_projection[rows=512]"] + at["talker_prefill[rows=128,window=256]"],
-            at["talker_decode[slots=1,window=512]"] + at["talker_flush[window=512]"] / 32,
-            at["code_predictor[slots=8,top_k=50]"],
-            {n: at[f"code2wav[streams=1,frames={n}]"] for n in PLAN.chunk_frames},
-            0.08,
-            555 / 24000,
-        ),
-    )
-
-
-def test_a_long_prompt_is_several_calls_as_the_engine_makes_them() -> None:
-    """100 rows and 109: a call of 64 rows, and one of the smallest graph with the others."""
-    plan = replace(
-        PLAN, prompt_buckets=(40, 64), decode_buckets=(80, 8192), projection_rows=(8, 60)
-    )
-    graphs = numbered(RELEASED, plan)
-    at = {planned.graph.label: planned.floor_s for planned in graphs}
-    found = calls_of(graphs, plan, RELEASED.code2wav, lambda planned: planned.floor_s)
-    first, then = (f"_prefill[rows={size}]" for size in ("64,window=80", "40,window=8192"))
-    assert found.prefill_s == at[f"thinker{first}"] + at[f"thinker{then}"]
-    assert found.speech is not None
-    assert found.speech.prefill_s == (
-        at["hidden_projection[rows=60]"]
-        + at["hidden_projection[rows=8]"]
-        + at[f"talker{first}"]
-        + at["talker_prefill[rows=64,window=12297]"]
-    )
-
-
-def test_a_checkpoint_without_a_talker_has_the_times_of_its_text() -> None:
-    config = replace(RELEASED, talker=None, code2wav=None)
-    graphs = numbered(config, PLAN)
-    times = reply_times(calls_of(graphs, PLAN, None, lambda planned: planned.floor_s), False)
-    assert (times.ttfb_s, times.rtf, times.limit) == (None, None, "thinker")
-    assert list(times.parts_s) == ["thinker"]
 
 
 def columns(text: str, first: str) -> dict[str, list[str]]:

@@ -1,8 +1,6 @@
 """The comparison with OpenVINO, without OpenVINO: what is measured, and what is refused."""
 
-import copy
 import sys
-from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +11,7 @@ import pytest
 
 from bench import vs_openvino
 from bench.peers.openvino import OpenVino
-from bench.peers.side import Job, count_prompts
-from qwen3_omni_neuron import Qwen3Omni
-from testing.command_line import InputError
+from bench.peers.side import Job
 from testing.results import load_results
 
 FIGURES = {"load_s", "first_reply_s", "reply_s", "first_text_s", "first_sample_s", "token_s"}
@@ -63,19 +59,6 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     }
 
 
-def test_two_lines_tell_a_dtype_with_how_much_longer_openvino_takes() -> None:
-    rows = [
-        {"dtype": dtype, "side": side, **dict.fromkeys(FIGURES, longer * n)}
-        for dtype, longer in (("int8", 1.0), ("int4", 9.0))
-        for side, n in (("ours", 2.0), ("ours", 4.0), ("openvino", 6.0), ("openvino", 9.0))
-    ]
-    lines = vs_openvino.headlines("int8", rows)
-    assert [(line.name, line.p50, line.anchor) for line in lines] == [
-        ("TTFB, int8", 3.0, "OpenVINO takes 2.5 times as long"),
-        ("whole reply, int8", 3.0, "OpenVINO takes 2.5 times as long"),
-    ]
-
-
 def answer(number: int) -> dict[str, Any]:
     """Return what a side answers for two replies."""
     return {
@@ -84,71 +67,6 @@ def answer(number: int) -> dict[str, Any]:
         "token_ids": [[number, 6, 7], [8, 9, 10]],
         "probes": [[0.5, -0.5], [0.25, 0.25]],
     }
-
-
-def test_replies_that_differ_are_refused() -> None:
-    ours = answer(5)
-    vs_openvino.check_same_work({"ours": ours, "openvino": answer(5)}, JOB, {99})
-    for name, place, value, said in (
-        ("prompt_tokens", 1, [45, 45, 45, 498], "prompt_tokens are"),
-        ("samples", 1, 7124, "samples are"),
-        ("token_ids", 1, [8, 9], "tokens, not 3"),
-        ("token_ids", 0, [5, 6, 8], "reply 0 is .*older than the checkpoint"),
-        ("probes", 1, [0.25, 0.2502], "the audio of reply 1 has a sample 0.250000 here and 0.2502"),
-        (
-            "probes",
-            1,
-            [0.25, float("nan")],
-            "the audio of reply 1 has a sample 0.250000 here and nan",
-        ),
-    ):
-        theirs = copy.deepcopy(ours)
-        theirs[name][place] = value
-        with pytest.raises(InputError, match=said):
-            vs_openvino.check_same_work({"ours": ours, "openvino": theirs}, JOB, {99})
-
-
-def test_numbers_of_another_dtype_may_differ_and_lengths_may_not() -> None:
-    job = replace(JOB, dtype="int8")
-    theirs = {**answer(4), "probes": [[0.0, 0.0]] * 2}
-    vs_openvino.check_same_work({"ours": answer(5), "openvino": theirs}, job, {99})
-    theirs["samples"] = [7125, 7124]
-    with pytest.raises(InputError, match="int8: samples are"):
-        vs_openvino.check_same_work({"ours": answer(5), "openvino": theirs}, job, {99})
-
-
-def test_audio_of_a_reply_with_a_turn_marker_is_not_compared() -> None:
-    ours, theirs = answer(99), answer(99)
-    theirs["probes"][0] = [0.0, 0.0]
-    vs_openvino.check_same_work({"ours": ours, "openvino": theirs}, JOB, {99})
-    theirs["probes"][1] = [0.0, 0.0]
-    with pytest.raises(InputError, match="the audio of reply 1"):
-        vs_openvino.check_same_work({"ours": ours, "openvino": theirs}, JOB, {99})
-
-
-def test_every_prompt_has_its_own_text_and_the_same_length(omni: Qwen3Omni) -> None:
-    short, long = count_prompts(repeats=15)
-    texts = vs_openvino.prompts(omni.prompt_builder, 45, short)
-    texts += vs_openvino.prompts(omni.prompt_builder, 120, long)
-    asked = [omni.prompt_builder.prompt([{"role": "user", "content": text}]) for text in texts]
-    assert [len(prompt) for prompt in asked] == [45] * short + [120] * long
-    assert len({text[:20] for text in texts[:short]}) == short
-    around = len(omni.prompt_builder.prompt([{"role": "user", "content": "0"}])) - 1
-    assert set(vs_openvino.prompts(omni.prompt_builder, around + 1, 10)) == set("0123456789")
-    with pytest.raises(InputError, match=r"11 different prompts .* wanted, and there are 10: "):
-        vs_openvino.prompts(omni.prompt_builder, around + 1, 11)
-
-
-def test_a_missing_environment_and_an_unknown_dtype_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert vs_openvino.main(["--environment", str(tmp_path)]) == 1
-    assert "optimum-cli does not exist. `make bench-openvino`" in capsys.readouterr().err
-    executable(tmp_path / "bin" / "optimum-cli", "echo no such task >&2; exit 3")
-    assert vs_openvino.main(["--environment", str(tmp_path)]) == 1
-    assert "ended with status 3:\nno such task" in capsys.readouterr().err
-    with pytest.raises(ArgumentTypeError, match="int2 is none of float32, auto, int8, int4"):
-        vs_openvino.dtypes("float32,int2")
 
 
 class Pipeline:
