@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -93,26 +92,6 @@ def test_a_compiled_tree_says_what_its_checkpoint_says(
 ) -> None:
     with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
-
-
-def test_a_tree_without_buckets_says_what_its_checkpoint_says(
-    checkpoint: Path, copy: Path, expected: SpeechResult
-) -> None:
-    with compiled_here():
-        assert cli.main(compile_words(checkpoint, copy, *SETTINGS, "--chunk-frames", "1,2,4")) == 0
-    with Qwen3Omni.load(checkpoint, compiled_path=copy) as omni:
-        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
-
-
-def test_the_engines_are_those_of_the_plan(checkpoint: Path, tree: Path) -> None:
-    """Slots, context, buckets and chunk sizes: the longest bucket's limits are the caller's."""
-    with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
-        engines = omni._pipeline._engines
-        assert engines.vocoder is not None
-        assert (engines.thinker.slots, engines.thinker.context_length) == (2, 256)
-        assert tuple(engines.vocoder.chunk_frames) == (1, 2, 4)
-        with pytest.raises(OptionError, match="chunk_frames has 8, and the vocoder decodes chunks"):
-            omni.stream(MESSAGES, chunk_frames=[8])
 
 
 DTYPES = ("mixed", "float32", "int8", "int4", "bfloat16", "float64")
@@ -316,11 +295,6 @@ def test_int4_blocks_of_another_format_are_refused(
                 load_compiled_models(tmp_path, config, "int4", ("thinker",), packed, compact=True)
 
 
-def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:
-    with pytest.raises(ArtifactError, match="/nowhere is not a folder"):
-        Qwen3Omni.load(checkpoint, compiled_path="/nowhere")
-
-
 # Memory: compile the largest model, and watch.
 PEAK_SCRIPT = """
 import sys
@@ -428,13 +402,6 @@ def test_a_dry_run_judges_both_instances_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_compile_without_a_folder_or_dry_run_asks_for_one(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["compile", "--model", str(checkpoint)]) == 1
-    assert "give --out DIR, or --dry-run" in capsys.readouterr().err
-
-
 def test_a_script_compiles_its_model(
     checkpoint: Path,
     tmp_path: Path,
@@ -449,36 +416,6 @@ def test_a_script_compiles_its_model(
     said = capsys.readouterr().err
     assert "is not complete yet (thinker: missing; vision: missing; talker: m" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
-
-
-def test_there_is_a_script_for_every_model() -> None:
-    scripts = {path.stem: path.read_text() for path in (ROOT / "compile").glob("*.py")}
-    assert set(scripts) == {*MODELS, "all"}
-    for model in MODELS:
-        assert f'"--only", "{model}"' in scripts[model]
-    assert "--only" not in scripts["all"]
-
-
-WRONG_PLANS = [
-    (["--target", "gpu"], "target is one of cpu, neuron, torchneuron, got .gpu."),
-    (["--tp", "8"], "tp is 1 for target cpu"),
-    (["--lnc", "2"], "lnc is 1 for target cpu"),
-    (["--buckets", "48,96"], "--buckets is not for target cpu, which takes any size"),
-    (["--patch-buckets", "96,48"], "--patch-buckets is a list of ascending sizes.* got 96, 48"),
-    (["--patch-buckets", "30"], "--patch-buckets has 30; a size is a multiple of 4"),
-    (["--chunk-frames", "0,4"], "--chunk-frames is a list of ascending sizes"),
-    (["--only", "vocoder"], "unknown model 'vocoder'"),
-    (["--dtype", "int3"], "dtype is auto or one of mixed, float32, int8, int4, bfloat16"),
-]
-
-
-def test_a_wrong_plan_is_one_line(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, said in WRONG_PLANS:
-        assert cli.main(compile_words(checkpoint, tmp_path / "tree", *words)) == 1
-        assert re.search(said, capsys.readouterr().err)
-    assert not (tmp_path / "tree").exists()
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_named_by_the_process_that_read_it(
@@ -511,19 +448,3 @@ def test_inspect_prints_the_plan_and_verifies(
     os.truncate(copy / WEIGHTS, 10)
     assert cli.main(["inspect", str(copy)]) == 1
     assert f"{copy / WEIGHTS} has 10 bytes instead of" in capsys.readouterr().err
-
-
-def test_doctor_reports_in_markdown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-7")
-    assert cli.main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    for line in (
-        f"| python | {sys.version.split()[0]} |",
-        f"| qwen3-omni-neuron | {PACKAGE_VERSION} |",
-        f"| torch | {metadata.version('torch')} |",
-        "| neuronx-cc | 2.26.* | not installed | |",
-        "| NEURON_RT_VISIBLE_CORES | 0-7 |",
-    ):
-        assert line in printed.splitlines()

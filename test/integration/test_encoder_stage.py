@@ -154,26 +154,6 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
     assert max(pieces) <= policy.LEAST_CHUNK_ROWS or not apart
 
 
-@pytest.mark.parametrize("messages", [LONG, [user(text("What is that? " * 60))]])
-def test_a_long_talker_prompt_in_pieces_is_the_whole(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
-) -> None:
-    """Another request speaks meanwhile: its frames come between two pieces."""
-    monkeypatch.setattr(policy, "PREFILL_CHUNK_S", 1e-9)
-    calls = ungated()
-    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:
-        whole = omni.generate_audio(messages, cache_key="whole", **LIMITS)
-        assert not calls.rows("talker.prefill_chunk")
-        with omni.stream(HELLO, **ENDLESS, talker_max_new_tokens=3000) as other:
-            next(iter(other))
-            calls.made.clear()
-            pieces = omni.generate_audio(messages, **LIMITS)
-    assert_equal(pieces, whole)
-    rows = calls.rows("talker.prefill_chunk")
-    assert len(rows) >= 2 and max(rows) <= policy.LEAST_CHUNK_ROWS
-    assert calls.rows("talker.prepare")[-1] <= policy.LEAST_CHUNK_ROWS
-
-
 def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
     checkpoint: Path, inline: SpeechResult, gated: GatedEncoder
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
@@ -28,7 +27,6 @@ from testing.rounded_checkpoint import write_rounded_checkpoint
 from testing.tiny import write_tiny_checkpoint
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
-INDEX = "model.safetensors.index.json"
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -100,19 +98,6 @@ def test_every_speaker_is_the_references(
         omni, reference, TEXT, tokens=4, talker_max_new_tokens=8, speaker=speaker
     )
     assert_same(ours, theirs, reference)
-
-
-def test_speakers_give_different_logits(bare: Qwen3Omni) -> None:
-    """Codes would be too coarse: random weights hardly listen to one row among many."""
-    engines = bare._pipeline._engines
-    prompt = bare.prompt_builder.prompt(TEXT)
-    _, accepted = engines.thinker.prefill(0, prompt)
-    logits = []
-    for speaker_id in bare._config.talker.speaker_ids.values():
-        engines.talker.prepare(0, prompt.talker, speaker_id)
-        logits.append(engines.talker.prefill(0, accepted, 5))
-    assert not torch.allclose(logits[0], logits[1], atol=1e-3)
-    assert not torch.allclose(logits[1], logits[2], atol=1e-3)
 
 
 def ending_at(omni: Qwen3Omni, messages: Any, tokens: int) -> int:
@@ -197,18 +182,6 @@ def test_a_reply_of_eos_alone_is_silence(omni: Qwen3Omni) -> None:
     assert result.timings.ttfb_s is None
 
 
-def test_the_reply_is_the_one_that_ends_by_eos_whichever_way_it_ends(omni: Qwen3Omni) -> None:
-    """The limit does not swallow the last token's speech, and EOS is never spoken."""
-    eos = ending_at(omni, TEXT, 3)
-    by_eos = omni.generate_audio(TEXT, thinker_eos_token_id=eos, talker_max_new_tokens=9, **GREEDY)
-    by_limit = omni.generate_audio(
-        TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=9, **GREEDY
-    )
-    assert by_eos.token_ids == [*by_limit.token_ids, eos]
-    assert by_eos.codes.tolist() == by_limit.codes.tolist()
-    assert by_limit.thinker_finish_reason == "length"
-
-
 def with_codec_eos(folder: Path, code: int, into: Path) -> Path:
     """A copy of the checkpoint in which `code` ends speech."""
     shutil.copytree(folder, into, dirs_exist_ok=True)
@@ -233,24 +206,6 @@ def test_speech_that_ends_by_codec_eos_is_the_references(
     assert_same(ours, theirs, reference)
     assert len(ours.codes) == frames
     assert ours.talker_finish_reason == "stop"
-
-
-def test_token_0_is_spoken_like_any_other(
-    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path
-) -> None:
-    """Id 0 is "!", no sentinel: here it is made the likeliest where the second token was."""
-    second = omni.generate_text(TEXT, thinker_max_new_tokens=2, **GREEDY).token_ids[1]
-    folder = Path(shutil.copytree(checkpoint, tmp_path / "exclaiming"))
-    name = "thinker.lm_head.weight"
-    shard = folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
-    tensors = load_file(shard)
-    tensors[name][0] = 1.5 * tensors[name][second]
-    save_file(tensors, shard)
-    reference = Reference(folder)
-    with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1) as other:
-        ours, theirs = reply_to_the_limit(other, reference, TEXT, tokens=4, talker_max_new_tokens=9)
-    assert 0 in ours.token_ids
-    assert_same(ours, theirs, reference)
 
 
 @pytest.mark.parametrize(
@@ -312,25 +267,6 @@ def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) ->
     assert first.codes.tolist() != other.codes.tolist()
 
 
-def test_the_seed_reaches_the_code_predictor(omni: Qwen3Omni) -> None:
-    """Text and code 0 greedy: only codes 1 to 15 can tell the seeds apart."""
-    greedy = {**GREEDY, "predictor_do_sample": True}
-    limits = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
-    one, two = (omni.generate_audio(TEXT, seed=s, **greedy, **limits) for s in (1, 2))
-    assert one.codes[0, 0] == two.codes[0, 0]
-    assert one.codes[0, 1:].tolist() != two.codes[0, 1:].tolist()
-
-
-def test_text_does_not_change_with_what_the_talker_does(omni: Qwen3Omni) -> None:
-    spoken = omni.generate_audio(
-        TEXT, seed=9, thinker_max_new_tokens=12, talker_max_new_tokens=5, talker_top_k=3
-    )
-    silent = omni.generate_text(TEXT, seed=9, thinker_max_new_tokens=12)
-    assert spoken.token_ids == silent.token_ids
-    assert silent.talker_finish_reason == "no_speech"
-    assert silent.audio.size == 0
-
-
 def test_generate_audio_is_the_collected_stream(omni: Qwen3Omni) -> None:
     limits = {"thinker_max_new_tokens": 9, "talker_max_new_tokens": 6}
     options = {"seed": 3, "chunk_frames": [4], **limits}
@@ -360,20 +296,6 @@ def test_streams_side_by_side_do_not_touch_each_other(omni: Qwen3Omni) -> None:
     for index, result in finished.items():
         assert result.token_ids == alone[index].token_ids
         assert result.codes.tolist() == alone[index].codes.tolist()
-
-
-def test_timings_hold_together(omni: Qwen3Omni) -> None:
-    limits = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 5}
-    t = omni.generate_audio(TEXT, **GREEDY, **limits).timings
-    assert t.ttfb_s is not None
-    assert t.rtf is not None
-    assert 0 < t.ttft_s < t.ttfb_s <= t.total_s
-    assert t.frames == 4
-    assert t.audio_s == pytest.approx((4 * 1920 - 555) / 24000)
-    assert t.rtf is not None
-    assert t.ttfb_s / t.audio_s <= t.rtf <= t.total_s / t.audio_s
-    assert 0 <= t.queued_s < t.ttft_s
-    assert t.text_tokens == 3
 
 
 AUTO_TOKENS = 10

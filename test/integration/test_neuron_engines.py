@@ -12,10 +12,10 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
-from qwen3_omni_neuron.compilation.loading import load_engines, set_environment
+from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.errors import BucketError, OptionError
+from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.options import LoadOptions
@@ -193,19 +193,6 @@ def close(engines: Engines) -> None:
         engine.close()
 
 
-def test_closing_gives_every_part_back(spec: EngineSpec) -> None:
-    toolchain = EagerToolchain(spec)
-    engines = Engines.of(build_engines(spec, toolchain=toolchain))
-    parts = toolchain.parts
-    closed = {name for name, part in parts.items() if part.closed}
-    assert closed == {"text_projection"}, "its table is made"
-    engines.thinker.close()
-    assert parts["audio_encoder"].closed and parts["vision_encoder"].closed
-    assert not parts["code_predictor"].closed
-    close(engines)
-    assert all(part.closed for part in parts.values())
-
-
 @pytest.mark.parametrize(
     ("part", "label"),
     [
@@ -274,18 +261,3 @@ def test_each_stage_in_a_process_with_cores_of_its_own(
     said = sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
     assert said == ["0-7 2", "16-23 2", "8-15 2"]
     assert str(os.getpid()) not in {path.name for path in tmp_path.iterdir()}
-
-
-def test_shared_engines_take_their_cores_here(
-    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
-        monkeypatch.setenv(name, "")  # so that it is put back
-        monkeypatch.delenv(name)
-    monkeypatch.setenv(REPORT, str(tmp_path))
-    second = dict.fromkeys(("thinker", "talker", "vocoder"), "8-15")
-    close(load(spec, "shared", cores=second))
-    assert (tmp_path / str(os.getpid())).read_text(encoding="utf-8") == "8-15 2"
-    with pytest.raises(OptionError, match="'8-15' in this process, and '0-7' is planned"):
-        load(spec, "shared")
-    set_environment({"NEURON_RT_VISIBLE_CORES": "8-15"})

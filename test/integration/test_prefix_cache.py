@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,20 +210,3 @@ def test_any_conversations_are_the_same_with_and_without_the_cache(
 
     answer()
     assert cached > 250 * examples
-
-
-def test_hidden_states_in_pieces_are_those_of_a_whole_prompt_in_float64(checkpoint: Path) -> None:
-    question: Messages = [SYSTEM, user(text("Listen:"), audio(1.5), image(64, 64), text("Well?"))]
-    with (
-        Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=2) as whole,
-        Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=2) as pieces,
-    ):
-        thinker = pieces._pipeline._engines.thinker
-        prompt = whole.prompt_builder.prompt(question)
-        logits, accepted = whole._pipeline._engines.thinker.prefill(0, prompt)
-        thinker.prefill(1, prompt)
-        for start in (1, 20, len(prompt) - 40, len(prompt) - 1):
-            thinker.copy(1, 0, start)
-            rest, tail = thinker.prefill(0, prompt, start)
-            assert torch.allclose(rest, logits, rtol=0, atol=1e-9)
-            assert torch.allclose(tail, accepted[len(accepted) - len(tail) :], rtol=0, atol=1e-9)

@@ -2,12 +2,10 @@
 
 import itertools
 import os
-import random
-import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,14 +104,6 @@ def test_chunks_follow_each_other_without_a_gap(many: Qwen3Omni) -> None:
         assert after.first_sample == before.first_sample + len(before.samples)
 
 
-def slowly(call: Callable[..., Any], dice: random.Random) -> Callable[..., Any]:
-    def call_later(*args: Any) -> Any:
-        time.sleep(dice.choice((0, 0, 0.001, 0.01)))
-        return call(*args)
-
-    return call_later
-
-
 def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -> None:
     limits = {"thinker_max_new_tokens": 200, "talker_max_new_tokens": 20}
     with many.stream(TEXT, **limits, **GREEDY) as stream:
@@ -121,15 +111,6 @@ def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -
     first_sound = kinds.index(AudioChunk)
     assert TextDelta in kinds[:first_sound]
     assert TextDelta in kinds[first_sound:]
-
-
-def resident_kib() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def wait_until(condition: Any, seconds: float = 10.0) -> None:
@@ -256,18 +237,6 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, s
     wait_until(lambda: len(split._pipeline._free_slots) == 8)
     split.close()
     assert not any(alive(pid) for pid in pids.values())
-
-
-def test_a_process_that_dies_while_nothing_runs_is_a_fault_of_its_stage(split: Qwen3Omni) -> None:
-    """Known without a request; what needs it is refused, and the other stages go on."""
-    assert split.status().fault is None
-    os.kill(process_ids(split)["talker"], signal.SIGKILL)
-    wait_until(lambda: split.status().fault is not None)
-    fault = split.status().fault
-    assert fault is not None and re.search(r"talker engine .* ended by SIGKILL", fault)
-    with pytest.raises(EngineDiedError, match=r"talker engine .* ended by SIGKILL"):
-        split.stream(TEXT)
-    assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
 
 
 def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:

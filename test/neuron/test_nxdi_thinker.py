@@ -15,7 +15,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from test.conftest import CheckpointMaker
 from testing.media_cases import CASES, IMAGE, audio, text, user
-from testing.neuron.alike import ATOL, assert_prefills_alike, assert_steps_alike
+from testing.neuron.alike import assert_prefills_alike, assert_steps_alike
 from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
@@ -105,41 +105,6 @@ def test_steps_in_graphs_for_fewer_than_all_slots_are_the_cpus(
     assert_steps_alike(ours, theirs, after, [tokens[slot] for slot in after], steps=1)
 
 
-@pytest.mark.parametrize(
-    ("slots", "tag"),
-    [
-        ([2], "token_generation_model_of_1"),
-        ([4, 1], "token_generation_model_of_2"),
-        ([3, 0, 4], "token_generation_model_of_4"),
-        ([3, 0, 4, 1], "token_generation_model_of_4"),
-        ([1, 0, 2, 3, 4], "token_generation_model"),
-    ],
-    ids=str,
-)
-def test_the_smallest_graph_writes_one_position_of_its_own_slots(
-    both_of_five: BothEngines, slots: list[int], tag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An idle row writes where no slot has a position."""
-    thinker: Any = both_of_five[1].thinker
-    lengths = (50, 20, 70, 9, 63)
-    for slot, rows in enumerate(lengths):
-        thinker.prefill(slot, text_prompt(rows, slot))
-    taken = []
-    for wrapper in thinker._decoder._graphs.models:
-        forward = wrapper.forward
-        monkeypatch.setattr(
-            wrapper,
-            "forward",
-            lambda *inputs, tag=wrapper.tag, forward=forward: taken.append(tag) or forward(*inputs),
-        )
-    before = cache_of(thinker)
-    thinker.step(slots, [5] * len(slots))
-    assert taken == [tag]
-    for held, was in zip(cache_of(thinker), before, strict=True):
-        changed = (held != was)[:, :, :CONTEXT_LENGTH].any(-1).any(1).nonzero().tolist()
-        assert changed == [[slot, lengths[slot]] for slot in sorted(slots)]
-
-
 @pytest.mark.parametrize("slots", [[1], [0, 1]])
 def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: list[int]) -> None:
     """One slot takes the graph of one, two the graph of all with an idle row."""
@@ -154,13 +119,6 @@ def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: l
         assert changed == [[slot, lengths[slot]] for slot in slots]
 
 
-def test_a_shorter_prompt_takes_the_place_of_a_longer_one(both: BothEngines) -> None:
-    ours, theirs = (engines.thinker for engines in both)
-    for rows in (90, 10):
-        token = assert_prefills_alike(ours, theirs, 1, text_prompt(rows))
-        assert_steps_alike(ours, theirs, [1], [token], steps=3)
-
-
 def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(CONTEXT_LENGTH - 1))
@@ -173,19 +131,6 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> Non
     with pytest.raises(BucketError):
         theirs.step([1, 0], [token, token])
     assert_steps_alike(ours, theirs, [1], [token], steps=2)
-
-
-def test_positions_between_whole_ones_are_taken_as_they_are(
-    both: BothEngines, prompt_builder: PromptBuilder
-) -> None:
-    """1.7 pictures a second: 15.29 positions from one to the next. Rounded, the reply differs."""
-    prompt = prompt_builder.prompt(CASES["video-of-odd-rate"].messages)
-    assert (prompt.positions % 1 != 0).any()
-    ours, theirs = (engines.thinker for engines in both)
-    assert_prefills_alike(ours, theirs, 0, prompt)
-    exact, _ = theirs.prefill(0, prompt)
-    rounded, _ = theirs.prefill(0, replace(prompt, positions=prompt.positions.round()))
-    assert (exact - rounded).abs().max() > 10 * ATOL
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -32,7 +31,6 @@ from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
 from testing.models import load_models
 from testing.repeats import again
-from testing.torchneuron import backend
 from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
@@ -174,11 +172,6 @@ def test_the_stand_in_refuses(function: Any, inputs: tuple[Tensor, ...], said: s
     assert isinstance(caught.value, Refused) or "torch._dynamo" in type(caught.value).__module__
 
 
-def renews(x: Tensor, held: Tensor) -> Tensor:
-    held.copy_(x)
-    return x + 1
-
-
 def test_ranks_are_gathered_by_the_name_that_torch_keeps() -> None:
     """From 2.13 on torch warns of all_gather_tensor, the name that 2.9 has."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -190,31 +183,6 @@ def test_ranks_are_gathered_by_the_name_that_torch_keeps() -> None:
     finally:
         dist.destroy_process_group()
     assert not [warning for warning in caught if "all_gather_tensor" in str(warning.message)]
-
-
-def test_the_stand_in_refuses_what_is_copied_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copying(**options: Any) -> Any:
-        return aot_autograd(**(options | {"keep_inference_input_mutations": False}))
-
-    held = torch.zeros(3)
-    compiled_like(renews, torch.ones(3), held)
-    assert held.tolist() == [1, 1, 1]
-    torch.compiler.reset()
-    monkeypatch.setattr(backend, "aot_autograd", copying)
-    with pytest.raises(Exception, match=r"inputs \[0\] would be copied back after every call"):
-        compiled_like(renews, torch.ones(3), torch.zeros(3))
-
-
-def test_the_stand_in_refuses_sizes_that_are_not_fixed() -> None:
-    function = torch.compile(lambda x: x + 1, backend="neuron", fullgraph=True, dynamic=True)
-    with pytest.raises(Exception, match="a symbolic size"):
-        function(torch.ones(3))
-
-
-def test_the_stand_in_needs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "0")
-    with pytest.raises(Exception, match="TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION is '0'"):
-        compiled_like(lambda x: x + 1, torch.ones(3))
 
 
 def test_types_that_the_device_lacks_are_refused_before_anything_is_compiled(

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from qwen3_omni_neuron import AudioChunk, Finished, Qwen3Omni, TextDelta
-from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 16}
-LONG = "One of the sentences that are spoken one by one.\n" * 40
 NEVER_S = 1e9
 
 
@@ -122,35 +120,6 @@ def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
     assert stream._live.token_ids and len(stream._live.token_ids) < 100
 
 
-def test_the_pieces_of_a_long_text_are_one_stream_in_a_loop_too(omni: Qwen3Omni) -> None:
-    """No deadline ends a wait, so that each piece's own tokens and chunks must."""
-    options: dict[str, Any] = {"talker_max_new_tokens": 6, "seed": 3, "chunk_frames": (1,)}
-    expected = omni.say(LONG, **options)
-    pieces = len(expected.codes) // 5
-    assert pieces > 2
-
-    async def read() -> list[Any]:
-        streams = [omni.stream_speech(LONG, wait_timeout_s=NEVER_S, **options) for _ in range(2)]
-        reading = [asyncio.create_task(events_of(stream)) for stream in streams]
-        done, waiting = await asyncio.wait(reading, timeout=60)
-        for stream in streams:
-            stream.close()
-        assert not waiting
-        return [task.result() for task in done]
-
-    for events in asyncio.run(read()):
-        result = events[-1].result
-        assert result.text == expected.text
-        assert result.token_ids == expected.token_ids
-        assert np.array_equal(result.codes, expected.codes)
-        chunks = [e for e in events if isinstance(e, AudioChunk)]
-        ends = [chunk.first_sample + len(chunk.samples) for chunk in chunks]
-        assert [chunk.first_sample for chunk in chunks] == [0, *ends[:-1]]
-        samples = np.concatenate([chunk.samples for chunk in chunks])
-        np.testing.assert_allclose(samples, expected.audio, atol=1e-5)
-    assert slots_are_free(omni)
-
-
 def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen3Omni) -> None:
     """By its wake-up and its cancel in one turn of the loop: the task ends, and takes no event."""
 
@@ -173,24 +142,6 @@ def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen
         assert reading.cancelled()
 
     asyncio.run(cancelled())
-    assert slots_are_free(omni)
-
-
-def test_a_deadline_is_raised_in_a_loop_too(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = omni._pipeline._engines.thinker
-    original = engine.prefill
-
-    def slow(*arguments: Any) -> Any:
-        time.sleep(0.5)
-        return original(*arguments)
-
-    monkeypatch.setattr(engine, "prefill", slow)
-    stream = omni.stream(HELLO, first_token_timeout_s=0.1, **LIMITS)
-    with pytest.raises(LateError, match="no first token"):
-        asyncio.run(events_of(stream))
-    monkeypatch.undo()
     assert slots_are_free(omni)
 
 
@@ -236,20 +187,6 @@ def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
     assert set(after.stages) == {"encoder", "thinker", "talker", "vocoder"}
     assert after.stages["thinker"].calls > before.stages["thinker"].calls
     assert after.stages["thinker"].busy_s > before.stages["thinker"].busy_s
-
-
-def test_a_requests_media_tokens_are_counted(omni: Qwen3Omni) -> None:
-    from testing.media_cases import CLIP, image, text, user
-
-    messages = [user(CLIP, image(64, 64), text("Well?"))]
-    result = omni.generate_text(messages, thinker_max_new_tokens=2)
-    prompt = omni.prompt_builder.prompt(messages)
-    config = omni._config.thinker
-    for tokens, ids in (
-        (result.timings.prompt_audio_tokens, [config.audio_token_id]),
-        (result.timings.prompt_image_tokens, [config.image_token_id, config.video_token_id]),
-    ):
-        assert tokens == int(np.isin(prompt.token_ids.numpy(), ids).sum()) > 0
 
 
 def test_async_with_ends_the_request_and_returns_the_stream(omni: Qwen3Omni) -> None:

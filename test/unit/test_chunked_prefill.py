@@ -289,16 +289,6 @@ def test_a_talkers_prompt_in_pieces_is_the_whole(
         made.assert_alike(answered(made, 1, prompt, cuts[-1]), expected)
 
 
-def test_a_talkers_slot_keeps_nothing_of_its_last_reply(
-    made: Made, prompts: dict[str, Prompt]
-) -> None:
-    """Its user rows stay, as the prefix of the next turn's, and nothing after them."""
-    prompt = prompts["everything"]
-    expected = answered(made, 0, prompt, 0)
-    for kept in (10, 240, len(prompt.talker.token_ids)):
-        made.assert_alike(answered(made, 0, prompt, kept), expected)
-
-
 def test_a_copied_talkers_slot_goes_on_as_its_source(
     made: Made, prompts: dict[str, Prompt]
 ) -> None:

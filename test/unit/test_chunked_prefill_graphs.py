@@ -211,21 +211,6 @@ def test_decode_goes_on_after_chunks_flushes_and_copies(
             torch.testing.assert_close(slot.used(), whole.used(), **CLOSE)
 
 
-@pytest.mark.parametrize("part", ["thinker", "talker"])
-def test_rows_are_cut_back_before_others_are_appended(
-    config: OmniConfig, models: Models, part: str
-) -> None:
-    """No later call reads what the slot held after the cut."""
-    rows, positions = prompt_of(config, part, 20)
-    whole, changed = (Slot(config, models, part) for _ in range(2))
-    expected, _ = whole.add(rows, positions, None)
-    changed.add(torch.cat((rows[:14], rows[:14] + 1)), positions[:, [*range(14)] * 2], None)
-    changed.cut(14)
-    logits, _ = changed.add(rows[14:], positions[:, 14:], 32)
-    torch.testing.assert_close(logits, expected, **CLOSE)
-    torch.testing.assert_close(changed.used(), whole.used(), **CLOSE)
-
-
 def test_a_smaller_window_is_the_same(config: OmniConfig, models: Models) -> None:
     rows, positions = prompt_of(config, "thinker", 20)
     given = []

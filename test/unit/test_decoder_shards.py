@@ -9,14 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.errors import CheckpointError, OptionError
+from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderSpec,
-    decoder_spec,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     cut_parameters,
@@ -26,7 +24,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.neuron.whole_weights import whole_weights
 from testing.parallel import unshard
-from testing.released import RELEASED, TALKER, THINKER
+from testing.released import TALKER, THINKER
 from testing.specs import decoder_plan
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
@@ -93,30 +91,7 @@ def test_a_checkpoint_of_another_size_is_refused(
         write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
 
 
-def test_files_written_together_have_each_its_own_rows(tmp_path: Path) -> None:
-    """A tensor whole, and one that comes in parts; each file has its own."""
-    paths = [tmp_path / name for name in ("a", "b")]
-    layout = {"ranks": ((1,), torch.int32), "stack": ((3, 2), torch.bfloat16)}
-    rows = [torch.full((1, 2), float(row), dtype=torch.bfloat16) for row in range(3)]
-    ranks = list(torch.arange(2, dtype=torch.int32).split(1))
-    parts = [("ranks", ranks), *(("stack", [row, row + 10]) for row in rows)]
-    write_tensor_files(paths, layout, parts)
-    for index, path in enumerate(paths):
-        held = load_file(path)
-        assert held["ranks"].tolist() == [index]
-        assert held["stack"].tolist() == [[row + 10.0 * index] * 2 for row in range(3)]
-    with pytest.raises(AssertionError, match="not all tensors came"):
-        write_tensor_files([tmp_path / "c", tmp_path / "d"], layout, parts[:-1])
-
-
 # Memory: cut a checkpoint of two large layers, and watch.
 
 
 # Plans.
-
-
-def test_prompts_beyond_a_decoders_kv_cache_are_refused() -> None:
-    plan = plan_of(4, talker_context_length=95)
-    assert decoder_spec(RELEASED, plan, "thinker").plan.context_length == 96
-    with pytest.raises(OptionError, match="prompt_buckets has 96, and the talker's KV cache 95"):
-        decoder_spec(RELEASED, plan, "talker")

@@ -9,10 +9,8 @@ from bench.trn2.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import Origin
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, MODELS, cores_of_stages
-from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
-from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.released import RELEASED
 from testing.specs import plan_of
@@ -33,17 +31,6 @@ MIXED = Degrees(thinker=8, talker=4, predictor=1, vocoder=2, encoders=1)
 )
 def test_degrees_are_a_number_or_numbers_of_parts(given: object, degrees: Degrees) -> None:
     assert Degrees.parse(given, Degrees.same(2)) == degrees  # type: ignore[arg-type]
-
-
-def test_degrees_are_kept_as_they_can_be_given() -> None:
-    assert Degrees.same(8).setting == 8
-    assert MIXED.setting == "thinker=8,talker=4,predictor=1,vocoder=2,encoders=1"
-    for degrees in (Degrees.same(8), MIXED):
-        assert Degrees.parse(degrees.setting, Degrees.same(1)) == degrees
-        plan = plan_of(Path(), RELEASED, "torchneuron", tp=degrees.setting)
-        assert plan.tp == degrees
-        assert plan_of(Path(), RELEASED, **plan.settings) == plan
-        assert f" --tp {degrees} " in plan.command(Path("out"))
 
 
 def test_a_part_has_its_models_degree_and_a_stage_as_many_cores_as_its_parts() -> None:
@@ -74,16 +61,6 @@ def test_another_degree_makes_no_other_model_stale() -> None:
     assert {model: said for model, said in stale.items() if said} == {
         "code_predictor": "tp 1 instead of 4"
     }
-
-
-def test_the_instances_that_have_cores_have_default_degrees() -> None:
-    for target in (NEURON, TORCHNEURON):
-        assert target.limits.tp.keys() == PHYSICAL_CORES.keys()
-        for instance, tp in target.limits.tp.items():
-            plan = plan_of(Path(), RELEASED, target.limits.target, instance=instance)
-            assert plan.tp == tp
-            assert max(tp.each) <= PHYSICAL_CORES[instance] // plan.lnc
-    assert all(len(tp.each) == 1 for tp in NEURON.limits.tp.values())
 
 
 # By part, of those with calls while a reply is made; the encoders' take 8 s of sound and a picture.

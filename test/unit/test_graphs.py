@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.model.code_predictor import sample_top
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
@@ -227,18 +226,6 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     )
 
 
-def test_a_step_at_a_smaller_window_is_the_same(graphs: dict[str, Graph], static: Models) -> None:
-    wide = graphs["talker_decode[slots=1,window=64]"]
-    narrow = graphs["talker_decode[slots=1,window=16]"]
-    rows, positions, _, _, _, *state = wide.example(5)
-    for held in (0, 14, 16):
-        inputs = (rows, positions, torch.tensor([held]), torch.tensor([1]), torch.tensor([2]))
-        *expected, rest = wide.module(static.talker)(*inputs, *state)
-        given = narrow.module(static.talker)(*inputs, *state[:2])
-        torch.testing.assert_close(given, tuple(expected), **CLOSE)
-        torch.testing.assert_close(rest, state[2], **EXACT)
-
-
 @pytest.mark.parametrize("order", [None, [2, 0, 3]])
 def test_rows_of_a_step_are_seen_and_kept_as_the_cpu_does(order: list[int] | None) -> None:
     """Bit for bit; slots in order, or named, one of them of an idle row."""
@@ -348,27 +335,6 @@ def test_code2wav_graphs_make_streams_in_any_slots(
     torch.testing.assert_close(joined[:, LATENCY:], static.code2wav(codes), **CLOSE)
 
 
-def test_streams_start_beside_others(graphs: dict[str, Graph], static: Models) -> None:
-    """One call has a stream's first chunk, another's second, and a padding row."""
-    codes = codes_of(2, 8)
-    graph = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)
-    (state,) = garbage_state(graphs["code2wav[streams=3,frames=4]"])
-    idle, sound = TINY_PLAN.max_concurrency, {0: [], 1: []}
-    for slots, positions, chunks in (
-        ([2, idle, idle], [0, 0, 0], {0: 0}),
-        ([0, idle, 2], [0, 0, 4], {1: 0, 0: 2}),
-        ([idle, 0, idle], [0, 4, 0], {1: 1}),
-    ):
-        given = torch.zeros(3, 16, 4, dtype=torch.int64)
-        for stream, row in chunks.items():
-            given[row] = codes[stream, :, positions[row] : positions[row] + 4]
-        samples, state = graph(given, torch.tensor(slots), torch.tensor(positions), state)
-        for stream, row in chunks.items():
-            sound[stream].append(samples[row])
-    joined = torch.stack([torch.cat(sound[stream]) for stream in (0, 1)])
-    torch.testing.assert_close(joined[:, LATENCY:], static.code2wav(codes), **CLOSE)
-
-
 @pytest.mark.parametrize("frames", [1, 2, 4, 8, 25])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_start_is_a_step_over_zeros(models: Models, frames: int, dtype: torch.dtype) -> None:
@@ -403,15 +369,6 @@ def test_a_row_without_a_slot_touches_no_stream(graphs: dict[str, Graph], static
     assert after.isfinite().all() and not torch.equal(after[1], before[1])
 
 
-def test_a_start_reads_nothing_of_its_slot(graphs: dict[str, Graph], static: Models) -> None:
-    graph = graphs["code2wav[streams=1,frames=4]"]
-    (state,) = garbage_state(graph)
-    codes, slot, zero = codes_of(1, 4), torch.tensor([2]), torch.tensor([0])
-    samples, left = graph.module(static.code2wav)(codes, slot, zero, state.fill_(float("nan")))
-    torch.testing.assert_close(samples[:, LATENCY:], static.code2wav(codes), **CLOSE)
-    assert left[2].isfinite().all() and left[:2].isnan().all()
-
-
 def test_sampling_by_products_gives_the_same_codes(
     graphs: dict[str, Graph], static: Models, models: Models
 ) -> None:
@@ -430,16 +387,6 @@ def test_sampling_by_products_gives_the_same_codes(
             expected, sums = models.code_predictor(*alone, top_k=k)
             torch.testing.assert_close(codes[row : row + 1], expected, **EXACT)
             torch.testing.assert_close(feedback[row : row + 1], sums, **CLOSE)
-
-
-def test_a_top_k_of_one_takes_the_first_of_equal_logits() -> None:
-    """It agrees with argmax, and not with topk."""
-    logits = torch.randint(0, 3, (4, 64), generator=torch.Generator().manual_seed(0)).float()
-    first, any_one = logits.argmax(-1), logits.topk(3).indices[:, 0]
-    assert (first != any_one).all()
-    ones = torch.ones(4)
-    codes = sample_top(logits, 0 * ones, 3, ones, limits=torch.tensor([1, 1, 1, 3]))
-    assert codes.tolist() == [*first[:3].tolist(), any_one[3]]
 
 
 def test_idle_inputs_of_every_graph_give_finite_outputs(

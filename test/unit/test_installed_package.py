@@ -2,17 +2,12 @@
 
 import json
 import os
-import re
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
 import qwen3_omni_neuron
 from testing.imports import NAME, PACKAGE, ROOT
-from testing.installed_package import differing, pytest_configure
 
 
 def test_tests_import_the_installed_package() -> None:
@@ -25,35 +20,6 @@ def test_tests_import_the_installed_package() -> None:
         editable = origin.get("dir_info", {}).get("editable", False)
         expected = PACKAGE if editable else Path(str(installed.locate_file(NAME)))
     assert Path(qwen3_omni_neuron.__path__[0]).samefile(expected)
-
-
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """A copy of a part of the package, as if it were installed from it."""
-    return Path(shutil.copytree(PACKAGE / "model", tmp_path / "model"))
-
-
-def test_what_a_build_or_an_import_adds_is_no_difference(copied: Path) -> None:
-    for name in ("_library.abi3.so", "_declarations.py", "__pycache__/layers.cpython-311.pyc"):
-        (copied / name).parent.mkdir(exist_ok=True)
-        (copied / name).write_bytes(b"made")
-    assert differing(PACKAGE / "model", copied) == []
-
-
-def test_files_that_were_changed_added_or_removed_since_are_named(copied: Path) -> None:
-    (copied / "layers.py").write_text("changed", encoding="utf-8")
-    (copied / "moe.py").unlink()
-    (copied / "earlier.py").touch()
-    assert differing(PACKAGE / "model", copied) == ["earlier.py", "layers.py", "moe.py"]
-
-
-def test_tests_of_another_package_are_refused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(qwen3_omni_neuron, "__path__", [str(copied)])
-    told = re.escape(f"the package that tests import, {copied}, differs from src in ")
-    with pytest.raises(pytest.UsageError, match=told + r"\d+ files .* make \.venv/installed; or"):
-        pytest_configure()
 
 
 def commands(folder: Path, *variables: str) -> str:

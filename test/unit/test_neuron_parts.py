@@ -20,7 +20,6 @@ from qwen3_omni_neuron.neuron.engines import (
     NeuronPredictor,
     NeuronProjection,
     NeuronVision,
-    batches,
 )
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
@@ -54,14 +53,6 @@ def predicted(
 def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
     uniforms = np.random.default_rng(seed).random(15, dtype=np.float32)
     return PredictorSampling(uniforms, top_k, top_p)
-
-
-def test_rows_are_cut_into_compiled_batches() -> None:
-    assert [(s.start, s.stop, n) for s, n in batches(9, (1, 4))] == [
-        (0, 4, 4), (4, 8, 4), (8, 9, 1),
-    ]  # fmt: skip
-    assert [(s.start, s.stop, n) for s, n in batches(2, (1, 4))] == [(0, 2, 4)]
-    assert list(batches(0, (1, 4))) == []
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,15 @@
 """The summary of the proofs that a run of the tests left out."""
 
 import os
-import re
 import subprocess
 import sys
-from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testing.imports import ROOT
 from testing.names import index
 from testing.not_run import COMMANDS, HARMLESS, summary
-from testing.repeats import covering
 
 HLO = "torch_xla is not installed: nothing was lowered"
 
@@ -24,29 +20,6 @@ def test_skips_become_a_line_a_proof() -> None:
         "    2 skipped: graphs lowered to HLO. To run: make test-hlo",
         "    1 skipped: the moon is full. To run: no command: see testing/not_run.py",
     ]
-
-
-@pytest.mark.parametrize("together", [1, 2])
-def test_cases_that_are_kept_have_what_all_have(together: int) -> None:
-    sizes = {"dtype": 4, "stack": 7, "rows": 3, "which": 2}
-    places = product(*map(range, sizes.values()))
-    cases = [dict(zip(sizes, values, strict=True)) for values in places]
-    kept = [cases[place] for place in covering(cases, together)]
-
-    def had(some: list[dict[str, int]]) -> set[Any]:
-        return {values for case in some for values in combinations(case.items(), together)}
-
-    assert had(kept) == had(cases)
-    assert len(kept) <= {1: 7, 2: 33}[together]
-
-
-def test_nothing_left_out_says_nothing() -> None:
-    assert summary([]) == summary([HARMLESS[0]]) == []
-
-
-def test_the_commands_are_make_targets() -> None:
-    for _, command in COMMANDS.values():
-        assert set(re.findall(r"make ([a-z][\w-]*)", command)) <= index().targets, command
 
 
 def test_every_reason_stands_in_a_test() -> None:

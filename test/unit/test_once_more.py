@@ -52,11 +52,3 @@ def test_failed_tests_that_pass_alone_do_not_fail_a_run_and_are_reported(
     assert text.count("depends on its moment") == text.count("ZeroDivisionError:") == tells
     assert text.count("fails alone, too") == (not right)
     assert text.count("1 passed") == tells
-
-
-def test_up_to_three_tests_in_all_runs_of_a_report_may_pass_alone(tmp_path: Path) -> None:
-    assert run_once_more(tmp_path, MOST_TESTS) == 0
-    (tmp_path / "seen0").unlink()
-    assert run_once_more(tmp_path, 1) == 1
-    text = (tmp_path / REPORT).read_text(encoding="utf-8")
-    assert text.count("depends on its moment") == text.count("1 passed") == MOST_TESTS + 1

@@ -21,7 +21,6 @@ from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.cut import (
     PAD,
     cut_heads,
-    cut_width,
     key_heads,
     local_kv_heads,
     query_heads,
@@ -34,7 +33,7 @@ from qwen3_omni_neuron.neuron.graphs.parts import vocoder_state
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
 from testing.models import load_models
-from testing.parallel import shard_state, unshard
+from testing.parallel import shard_state
 from testing.rank_threads import Ranks
 from testing.repeats import again
 from testing.torchneuron.leaner import write_leaner_checkpoint
@@ -169,18 +168,6 @@ def test_every_graph_over_ranks_is_the_graph(
     assert min(ranks.counted) == max(ranks.counted) > 0
 
 
-@pytest.mark.parametrize("tp", TP)
-@pytest.mark.parametrize("part", PARTS)
-def test_shards_come_together_again(double: Models, config: OmniConfig, part: str, tp: int) -> None:
-    plain = getattr(double, part)
-    cuts = parallelize(getattr(static_models(config), part), tp, Alone())
-    assert cuts
-    for name, tensor in plain.named_parameters():
-        shards = [shard(tensor, cuts.get(name), rank) for rank in range(tp)]
-        torch.testing.assert_close(unshard(shards, cuts.get(name)), tensor, atol=0, rtol=0)
-        assert len({s.shape for s in shards}) == 1
-
-
 def test_heads_of_the_released_model() -> None:
     assert query_heads(20, 20, 8)[6:] == [(18, 19, PAD), (PAD, PAD, PAD)]
     assert key_heads(20, 20, 4)[3] == (15, 16, 17, 18, 19)
@@ -193,31 +180,6 @@ def test_heads_of_the_released_model() -> None:
     assert local_kv_heads(32, 4, 2) == 2
     with pytest.raises(OptionError, match="6 KV heads can't be held by 4 cores"):
         key_heads(12, 6, 4)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (32, 4), (16, 8), (20, 20), (6, 2)])
-@pytest.mark.parametrize("tp", TP)
-def test_a_query_head_lies_with_its_keys(heads: int, kv_heads: int, tp: int) -> None:
-    """At its place in the rank: query i of n reads key i * m // n of m."""
-    seen = []
-    queries, keys = query_heads(heads, kv_heads, tp), key_heads(heads, kv_heads, tp)
-    assert len({len(q) for q in queries}) == len({len(k) for k in keys}) == 1
-    for own_queries, own_keys in zip(queries, keys, strict=True):
-        for place, query in enumerate(own_queries):
-            if query != PAD:
-                seen.append(query)
-                key = own_keys[place * len(own_keys) // len(own_queries)]
-                assert key == query * kv_heads // heads
-    assert sorted(seen) == list(range(heads))
-
-
-def test_widths_that_a_degree_does_not_divide_are_padded() -> None:
-    cut = cut_width(0, [5, 5], 4)
-    assert cut.length == 4
-    matrix = torch.arange(1, 11.0)[:, None]
-    shards = [shard(matrix, cut, rank).flatten().tolist() for rank in range(4)]
-    assert shards == [[1, 2, 6, 7], [3, 4, 8, 9], [5, 0, 10, 0], [0, 0, 0, 0]]
-    assert torch.equal(unshard([shard(matrix, cut, r) for r in range(4)], cut), matrix)
 
 
 @pytest.mark.parametrize("part", [*PARTS, INT8])

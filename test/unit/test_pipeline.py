@@ -1,7 +1,7 @@
 """The runtime over engines that only take time: what is said, and when."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -64,32 +64,6 @@ def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
     result = finish(simulation.start(TOKENS, 100))
     simulation.assert_right(result, TOKENS, 11)
     assert result.talker_finish_reason == "stop"
-
-
-def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> None:
-    """The thinker, much faster, waits for room."""
-    simulation = simulate(Times(talker_step_s=0.01))
-    tokens = [n % 300 for n in range(1300)]
-    stream = simulation.start(tokens, 1350, thinker_limit=4000)
-    ahead: list[int] = []
-
-    def on_call(called: str, slots: Sequence[int]) -> None:
-        if called == "thinker.step":
-            ahead.append(len(stream._live.token_ids) - len(stream._live.codes))
-
-    simulation.on_call = on_call  # type: ignore[method-assign]
-    result = finish(stream)
-    simulation.assert_right(result, tokens, 1350)
-    assert 1000 < max(ahead) < 1100, "by as much as the buffer holds, and no more"
-
-
-def test_a_talker_that_is_done_lets_a_thinker_on_that_waits_for_room(simulate: Simulate) -> None:
-    """Its last frame was decoded long before: nothing else wakes the thinker."""
-    simulation = simulate(Times(talker_step_s=1.0), frames=2)
-    tokens = [n % 300 for n in range(1500)]
-    result = finish(simulation.start(tokens, 10, thinker_limit=4000, chunk_frames=(1,)))
-    assert len(result.token_ids) == 1501
-    assert len(result.codes) == 2
 
 
 @pytest.mark.parametrize("limit", [1, 2, 6, 7])
@@ -185,13 +159,6 @@ def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
     assert first == [0, *(1920 * n - 555 for n in (1, 3, 11, 19, 27))]
 
 
-def test_a_chunk_may_be_longer_than_what_else_waits_for_the_vocoder(simulate: Simulate) -> None:
-    simulation = simulate(sizes=Sizes(chunk_frames=(1, 200)))
-    stream = simulation.start(TOKENS, 500, chunk_frames=(1, 200), wait_timeout_s=60.0)
-    chunks = [event for event in stream if isinstance(event, AudioChunk)]
-    assert [chunk.frames for chunk in chunks] == [1, 200, 200, 99]
-
-
 def test_a_chunk_size_that_is_not_compiled_is_refused(simulate: Simulate) -> None:
     simulation = simulate()
     with pytest.raises(
@@ -211,27 +178,6 @@ def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
     """Frames of 10 ms, a quarter more than they take, and the vocoder's own call."""
     schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
     assert schedule.next_frames(Pace(pending, buffered_s, 0.01, call_s)) == frames
-
-
-@pytest.mark.parametrize(
-    ("own_s", "wait_s", "buffered_s", "frames"),
-    [
-        ({}, 0.0, 0.3, 2),  # nothing is known but the last call, 0.2 s
-        ({4: 0.01, 8: 0.02}, 0.0, 0.3, 8),
-        ({4: 0.01, 8: 0.02}, 0.15, 0.3, 4),  # its calls have waited for cores
-        ({1: 0.04}, 0.0, 0.0, 1),
-        ({1: 0.05}, 0.0, 0.0, 2),  # more than half of the 80 ms that it makes
-        ({1: 0.05, 2: 0.09}, 0.0, 0.0, 4),
-        ({1: 0.05, 2: 0.09, 4: 0.2, 8: 0.9}, 0.0, 0.0, 8),
-    ],
-)
-def test_a_chunk_costs_what_chunks_of_its_size_did(
-    own_s: dict[int, float], wait_s: float, buffered_s: float, frames: int
-) -> None:
-    """And none is so small that the call for it does not pay."""
-    schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
-    pace = Pace(0, buffered_s, 0.01, 0.2, own_s, wait_s)
-    assert schedule.next_frames(pace) == frames
 
 
 @pytest.mark.parametrize(
@@ -361,16 +307,6 @@ def test_streams_are_decoded_together_while_that_saves_time(simulate: Simulate) 
         simulation.assert_right(finish(stream), tokens, 40)
     assert {call.size for call in simulation.called("vocoder.step")} >= {16}
     assert max(call.size for call in simulation.called("vocoder.step")) == 16
-
-
-def test_who_runs_dry_first_is_decoded_first(simulate: Simulate) -> None:
-    """Chunks of 0.64 and of 1.28 s, 0.5 s each: two of the one for each of the other."""
-    simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))
-    sizes = (8, 16)
-    short, long = (simulation.start(TOKENS, 4000, chunk_frames=(1, size)) for size in sizes)
-    simulation.clock.sleep(10.0)
-    decoded = [stream._live.decoded_frames for stream in (short, long)]
-    assert abs(decoded[0] - decoded[1]) <= 16 and sum(decoded) > 150
 
 
 # Slots and their queue

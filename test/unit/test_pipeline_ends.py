@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from testing.timed_engines import Sizes, Times
 Simulate = Callable[..., Simulation]
 
 TOKENS = [5, 0, 17, 17, 30, 8, 91]
-STAGES = ("thinker", "talker", "vocoder")
 
 
 @pytest.mark.parametrize("events", [0, 1, 4, 9, 15])
@@ -81,30 +79,6 @@ def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(
     stream = SpeechStream(simulation.pipeline, pieces[0], owner=None, later=pieces[1:])
     assert [event.token_ids for event in stream] == [[10], [11]]  # type: ignore[union-attr]
     simulation.clock.sleep(1.0)
-    simulation.assert_idle()
-
-
-def test_a_stream_that_a_stage_itself_collects_frees_its_slot(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The garbage collector may run in a stage's thread, after its look at what has ended."""
-    simulation = simulate(Times(0.1, 0.2, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
-    talker = simulation.pipeline._talker
-    select, streams = talker._select, [simulation.start(list(range(50)), 400)]
-    for _ in range(4):
-        next(streams[0])
-    dropped = threading.Event()
-
-    def selecting() -> Any:
-        work = select()
-        if work is None and dropped.is_set():
-            streams.clear()
-        return work
-
-    monkeypatch.setattr(talker, "_select", selecting)
-    dropped.set()
-    simulation.clock.sleep(1.0)
-    assert not streams
     simulation.assert_idle()
 
 
@@ -186,21 +160,6 @@ def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
     simulation.assert_right(finish(simulation.start(TOKENS, 9)), TOKENS, 9)
 
 
-def test_a_failure_is_the_next_event_whatever_was_made_before_it(simulate: Simulate) -> None:
-    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
-    stream = simulation.start(TOKENS, 40)
-    next(stream)
-
-    def on_call(called: str, slots: Sequence[int]) -> None:
-        if called == "talker.step" and len(stream._live.codes) == 20:
-            raise EngineBrokeError
-
-    simulation.on_call = on_call  # type: ignore[method-assign]
-    simulation.clock.sleep(5.0)
-    with pytest.raises(EngineBrokeError):
-        next(stream)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: str) -> None:
     """One second after the last thing heard, not when the stall is over."""
@@ -224,18 +183,6 @@ def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: st
     simulation.assert_idle()
 
 
-def test_a_caller_that_was_away_for_longer_than_the_deadline_is_not_late(
-    simulate: Simulate,
-) -> None:
-    """It held its request up itself; what it has not taken is there, and the rest comes."""
-    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
-    stream = simulation.start(TOKENS, 600, chunk_frames=(1,), wait_timeout_s=1.0)
-    next(stream)
-    simulation.clock.sleep(500.0)
-    assert len(stream._live.codes) < 400, "the stages wait for it"
-    simulation.assert_right(finish(stream), TOKENS, 600)
-
-
 @pytest.mark.parametrize(
     "times",
     [Times(0.1, 0.01, 0.01, 0.05, 0.05, 0.05, 0.01), Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.6)],
@@ -246,15 +193,6 @@ def test_a_request_that_goes_on_is_never_late(simulate: Simulate, times: Times) 
     simulation = simulate(times)
     result = finish(simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=1.0))
     simulation.assert_right(result, TOKENS, 40)
-
-
-def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) -> None:
-    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
-    first = simulation.start(TOKENS)
-    with pytest.raises(LateError, match=r"no first token after 2.0 s; it was still queued"):
-        list(simulation.start(TOKENS, first_token_timeout_s=2.0))
-    finish(first)
-    simulation.assert_idle()
 
 
 def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
@@ -313,19 +251,6 @@ def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_other
     simulation.assert_idle()
     simulation.pipeline.close()
     assert not any(one.thread.is_alive() for one in simulation.pipeline._stages)
-
-
-def test_a_request_that_waits_for_anothers_slot_ends_with_the_stage_that_it_would_need(
-    simulate: Simulate,
-) -> None:
-    """The other one, of text alone, goes on."""
-    simulation = simulate()
-    first = simulation.start(TOKENS, speak=False)
-    after, _ = simulation.pipeline.submit(simulation.request(TOKENS), after=first._live)
-    with simulation.pipeline._lock:
-        simulation.pipeline._stages[2].fail(EngineDiedError("the vocoder is gone"))
-    assert after.ended and str(after.error) == "the vocoder is gone"
-    assert finish(first).token_ids == [*TOKENS, EOS]
 
 
 def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:

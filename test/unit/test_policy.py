@@ -14,7 +14,6 @@ from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.policy import (
     MARGIN,
     SHORT_FRAMES,
-    SHORT_S,
     TOGETHER_S,
     SchedulingPolicy,
 )
@@ -77,39 +76,7 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunk_and_no_others(
     assert text_s < 0.6 * speech_s, "after that the text runs ahead"
 
 
-def test_a_listeners_text_does_not_run_ahead_beside_a_starter(simulate: Simulate) -> None:
-    simulation = simulate(Times(0.1, 0.001, 0.01, 0.5, 0.01, 0.01, 0.01), shares_cores=True)
-    listener = simulation.start(TOKENS * 300, 2000, thinker_limit=4000)
-    simulation.clock.sleep(1.5)
-    assert listener._live.chunks > 2
-    starter = simulation.start(TOKENS[::-1], 100)
-    simulation.clock.sleep(0.15)
-    assert starter._live.token_ids
-    assert starter._live.chunks == 0
-    before = len(listener._live.token_ids)
-    simulation.clock.sleep(0.3)
-    assert starter._live.chunks == 0
-    assert len(listener._live.token_ids) == before, "it has enough for its frames"
-    assert len(finish(starter).codes) == 100
-
-
-def test_a_held_thinker_makes_no_request_late(simulate: Simulate) -> None:
-    """The talker's two calls take 1 s each: only the text is progress in between."""
-    times = Times(0.01, 0.001, 1.0, 1.0, 0.01, 0.01, 0.01)
-    simulation = simulate(times, shares_cores=True)
-    result = finish(simulation.start(TOKENS * 10, 20, wait_timeout_s=1.5))
-    assert result.timings.ttfb_s is not None
-    assert result.timings.ttfb_s > 2.0
-
-
 # A prompt beside listeners
-
-
-def test_listeners_have_text_while_other_prompts_are_prefilled(port: StageProfile) -> None:
-    """Cores of their own: a talker without text stands still for 668 ms, 5.3 s in all of these."""
-    four_at_once = case(port, OURS, "split", 4, make_load(40, seed=0))
-    assert four_at_once["silent_s"] < 1.5
-    assert four_at_once["ttfb_mean_s"] < 1.2, "1.3 without the rule"
 
 
 def make_live(
@@ -196,31 +163,6 @@ def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores(
     assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
 
 
-def test_a_prompt_waits_no_longer_than_it_takes_and_is_not_late() -> None:
-    rules = policy(True, starter())
-    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.0) == pytest.approx(PREFILL_S)
-    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3) == pytest.approx(PREFILL_S - 0.3)
-    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.4) == 0
-    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3995) == 0, "too short to wait"
-    hasty = make_live(first_token_timeout_s=2.0)
-    left_s = 2.0 - MARGIN * PREFILL_S - 1.3
-    assert rules.prefill_hold_s(hasty, ROWS, 1.3, 1.3) == pytest.approx(left_s)
-    assert rules.prefill_hold_s(hasty, ROWS, 1.3, 1.5) == 0
-
-
-def test_a_prefill_is_expected_to_take_what_those_of_its_length_took() -> None:
-    rules = SchedulingPolicy(True, FRAME_S, ())
-    assert rules.expected_s(1000) == 0
-    assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0
-    rules.prefilled(1000, 2.0)
-    rules.prefilled(100, 0.4)
-    assert rules.expected_s(900) == pytest.approx(1.8)
-    assert rules.expected_s(110) == pytest.approx(0.44)
-    assert rules.expected_s(10) == pytest.approx(0.04)
-    rules.prefilled(1000, 1.0)
-    assert rules.expected_s(900) == pytest.approx(0.9)
-
-
 @pytest.mark.parametrize(
     ("prefill_s", "together", "in_talker"), [(0.0045, 4, 5), (0.009, 2, 2), (0.5, 1, 1)]
 )
@@ -257,8 +199,6 @@ def prefilling(since_s: float) -> LiveRequest:
 
 LASTS = listener(1.0, frame_s=0.005)
 LASTS_S = 1.0 - 0.005 * (SHORT_FRAMES + 3 * MARGIN)  # its next chunk has three frames
-SLOW = listener(1.0, frame_s=0.03)
-SLOW_S = 1.0 - SHORT_S - 0.03 * 3 * MARGIN
 
 
 @pytest.mark.parametrize(
@@ -282,22 +222,6 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
     held = policy(True, *running).held_speech_s(running, 0.0)
     assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
     assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
-
-
-def test_a_listener_does_not_wait_where_it_is_short_or_the_starter_does_not_read() -> None:
-    first = starter()
-    for lasts_s in (-0.001, 0.0009):
-        short = listener(1.0 - LASTS_S + lasts_s, frame_s=0.005)
-        assert policy(True, short, first).held_speech_s([short], 0.0) == {}
-    rules = policy(True, LASTS, first)
-    assert rules.held_speech_s([LASTS], 0.0)
-    while first.output.has_space_for_token:
-        first.output.put(0)
-    assert rules.held_speech_s([LASTS], 0.0) == {}
-    silent = listener(1e7)
-    silent.timestamps.progress_s = 0.0
-    held = policy(True, silent, starter()).held_speech_s([silent], 1.0)
-    assert held[silent] == pytest.approx(1e6 / 2 - 1.0), "it is not made late"
 
 
 def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
@@ -325,28 +249,6 @@ def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
         simulation.assert_right(finish(starting), TOKENS, 8)
     for number, stream in enumerate(listening):
         simulation.assert_right(finish(stream), [number, *TOKENS * 40], 250)
-
-
-def test_a_listeners_last_chunk_comes_before_it_is_dry(simulate: Simulate) -> None:
-    """Its speech ends while it is held, and the talker wakes nobody either."""
-    times = Times(0.05, lambda n: 3.0 if n == 0 else 0.001, 0.001, 0.01, 0.03, 0.03, 0.03)
-    alone = simulate(times, shares_cores=True)
-    finish(alone.start(TOKENS * 10, 70, chunk_frames=(1, 8)))
-    end_s = alone.called("talker.predict")[-1].at_s
-    held = 0
-    for late_s in range(-2, 8):
-        simulation = simulate(times, shares_cores=True)
-        listening = simulation.start(TOKENS * 10, 70, chunk_frames=(1, 8))
-        live = listening._live
-        simulation.clock.sleep(end_s + 0.01 * late_s)
-        starting = simulation.start(TOKENS, 8, chunk_frames=(2, 8))
-        simulation.clock.sleep(0.3)
-        held += live.speech_ended and not live.speech_over
-        while not live.speech_over:
-            assert live.playback.left_s > 0
-            assert not starting._live.chunks
-            simulation.clock.sleep(0.1)
-    assert held, "one of these is held"
 
 
 # Speech that is still arriving

@@ -89,14 +89,6 @@ def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others(
         plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
 
 
-def test_predictor_dtype_changes_the_settings_of_the_code_predictor_alone() -> None:
-    one, other = (
-        plan_of(MODEL, RELEASED, predictor_dtype=v, dtype="int8") for v in (SAME, "mixed")
-    )
-    assert one.model_settings("talker") == other.model_settings("talker")
-    assert one.model_settings("code_predictor") != other.model_settings("code_predictor")
-
-
 @pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_mixed_predictor_has_the_matrices_of_dtype_mixed(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
 from qwen3_omni_neuron.runtime.prefill import COPY_ROWS
@@ -65,19 +64,6 @@ def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spo
     assert sizes_of(simulation, "talker.prepare") == [12 + 9]
     # 12 rows, instead of 42, and one token's frame.
     assert result.timings.ttft_s == pytest.approx(0.12)
-
-
-def test_nothing_is_computed_twice_for_prefills_ahead_in_a_row(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate()
-    tokens = spoken(*range(100, 140))
-    for rows in (10, 10, 25, 42):
-        prefill_ahead(simulation, tokens[:rows])
-        simulation.clock.sleep(1.0)
-    assert sizes_of(simulation, "thinker.prefill") == [10, 15, 17]
-    assert sizes_of(simulation, "talker.prefill_chunk") == [10, 15, 17]
-    assert not simulation.called("thinker.copy")
 
 
 def test_a_prefill_ahead_waits_while_somebody_waits_for_a_first_sample(
@@ -146,20 +132,6 @@ def test_a_prefill_ahead_that_fails_harms_nobody(
     simulation.assert_right(finish(simulation.start(tokens)), tokens, 20)
 
 
-def test_a_closed_pipeline_takes_no_prefill_ahead_and_drops_those_that_wait(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate()
-    stream = simulation.start(spoken(*range(50)))
-    waiting = prefill_ahead(simulation, spoken(7))
-    simulation.pipeline.close()
-    simulation.pipeline.cancel(waiting, 1.0)
-    with pytest.raises(ClosedError):
-        prefill_ahead(simulation, spoken(7))
-    with pytest.raises(ClosedError):
-        next(stream)
-
-
 def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) -> None:
     """Its last token is in no row: no step has appended it."""
     simulation = simulate()
@@ -169,19 +141,6 @@ def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) ->
     second = finish(simulation.start(turn))
     assert second.timings.reused_tokens == len(tokens) + len(first.token_ids) - 1
     simulation.assert_right(second, turn, 20)
-
-
-def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate(sizes=Sizes(slots=3))
-    mine = spoken(*range(100, 160))
-    finish(simulation.start(mine))
-    others = [spoken(*range(100, 120), n) for n in range(2)]
-    for other in others:
-        finish(simulation.start(other))
-    assert sizes_of(simulation, "thinker.copy") == [22, 22]
-    assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
 
 
 def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(

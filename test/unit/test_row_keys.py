@@ -22,7 +22,6 @@ from testing.media_cases import RATE, image, text, tone, user, video
 from testing.repeats import examples
 
 Item = dict[str, Any]
-Messages = list[dict[str, Any]]
 Rows = list[tuple[int, int, int]]  # of each: token id, step from the last position, source
 REPLY = {"role": "assistant", "content": "Yes."}
 MEDIA = 2
@@ -104,19 +103,6 @@ def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
     assert first.talker.shared(second.talker) == first.talker.media[0]
 
 
-def test_a_video_of_odd_length_has_the_keys_of_one_whose_last_frame_is_repeated(
-    keys_of: Any,
-) -> None:
-    """The encoder reads the same of both."""
-    frames = video(4, 2.0)["video"]
-    frames[3] = frames[2]
-    odd, even = (
-        keys_of(user({**video(4, 2.0), "video": given}, text("What?")))
-        for given in (frames[:3], frames)
-    )
-    assert odd.thinker.shared(even.thinker) == len(odd.thinker) == len(even.thinker)
-
-
 def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
     keys_of: Any, config: OmniConfig
 ) -> None:
@@ -124,15 +110,6 @@ def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
     window = config.thinker.audio.window_tokens
     short, long = keys_of(user(clip(samples[: 17 * RATE]))), keys_of(user(clip(samples)))
     assert short.thinker.shared(long.thinker) == short.thinker.media[0] + 2 * window
-
-
-def test_a_louder_moment_changes_the_windows_that_were_quiet_before(keys_of: Any) -> None:
-    """The features are clamped 80 dB below the loudest moment of the clip."""
-    quiet = np.concatenate((noise(8.0) * 1e-3, noise(10.0)))
-    louder = quiet.copy()
-    louder[-RATE:] *= 20  # 26 dB: the first window's quieter frames are below the clamp now
-    one, other = keys_of(user(clip(quiet))), keys_of(user(clip(louder)))
-    assert one.thinker.shared(other.thinker) == one.thinker.media[0]
 
 
 def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -> None:
@@ -162,23 +139,6 @@ def test_the_talkers_media_depend_on_their_places_in_the_thinker(keys_of: Any) -
         one.thinker.positions[0, one.thinker.media] != other.thinker.positions[0, one.thinker.media]
     )
     assert one.talker.shared(other.talker) == one.talker.media[frames.argmax()]
-
-
-def test_text_of_the_talker_is_shared_whatever_the_system_prompt(keys_of: Any) -> None:
-    one = keys_of({"role": "system", "content": "Be brief."}, user(text("Hello")))
-    other = keys_of({"role": "system", "content": "Be wordy, please."}, user(text("Hello")))
-    assert one.talker.shared(other.talker) == len(one.talker) == len(other.talker)
-
-
-def test_clips_under_a_second_depend_on_the_longest(keys_of: Any) -> None:
-    """The encoder pads their chunks to the longest clip of the request."""
-    short, silence = clip(tone(0.4)), np.zeros(RATE, np.float32)
-    one = keys_of(user(short, clip(silence[: RATE // 2])))
-    other = keys_of(user(short, clip(silence[: RATE * 3 // 4])))
-    assert one.thinker.shared(other.thinker) == one.thinker.media[0]
-    longer = keys_of(user(short, clip(silence)))
-    longest = keys_of(user(short, clip(np.tile(silence, 3))))
-    assert longer.thinker.shared(longest.thinker) > one.thinker.media[0]
 
 
 def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.runtime.runaway import (
     CEILING,
     CYCLE_FRAMES,
@@ -22,10 +21,9 @@ from qwen3_omni_neuron.runtime.runaway import (
     Runaway,
     RunawayGuard,
     SpokenPace,
-    end_probability,
 )
 from testing.simulation import EOS, Simulation, finish
-from testing.timed_engines import FRAME_SAMPLES, LATENCY_SAMPLES, Sizes, TimedVocoder
+from testing.timed_engines import FRAME_SAMPLES, LATENCY_SAMPLES, TimedVocoder
 
 LOUD, QUIET = 1e-2, SILENT_POWER / 2
 NEVER = 1e-14
@@ -86,31 +84,10 @@ def test_speech_ends_at_one_and_a_half_times_the_longest_that_its_words_can_take
     assert found == (most + 1, Runaway("more frames than the words can take", most + 1))
 
 
-def test_the_words_take_as_long_as_those_of_the_replies_before() -> None:
-    pace = SpokenPace()
-    pace.add(tokens=2, frames=200)  # too short to say anything
-    assert pace == SpokenPace()
-    pace.add(tokens=10, frames=40)
-    pace.add(tokens=10, frames=30)
-    assert pace.slowest == 4
-    assert hear(guard_of(20, pace=pace), speech(400)) is not None
-    pace.add(tokens=10, frames=200)
-    assert hear(guard_of(20, pace=pace), speech(1000)) is None
-
-
 @pytest.mark.parametrize("frames", [silence(400), [(LOUD, 3)] * 400, speech(2000)])
 def test_nothing_is_cut_while_the_end_is_likely(frames: list[Frame]) -> None:
     assert hear(guard_of(), speech(50) + frames, end=LIKELY_END) is None
     assert hear(guard_of(), speech(50) + frames, end=LIKELY_END / 2) is not None
-
-
-def test_the_end_is_as_likely_as_the_sampler_finds_it() -> None:
-    logits = torch.tensor([[1.0, 4.0, 2.0, 9.0]])
-    allowed = np.array([0, 1, 2])
-    expected = torch.softmax(logits[0, :3] / 0.5, 0)[2].item()
-    params = SamplingParams(True, temperature=0.5)
-    assert end_probability(logits.bfloat16(), params, allowed, 2) == pytest.approx(expected)
-    assert end_probability(logits, SamplingParams(False), allowed, 1) == 0.0
 
 
 # The pipeline over timed engines: token ids 5, 0, ... are words, codes never end.
@@ -160,16 +137,6 @@ def test_silent_speech_ends_and_is_as_long_as_its_frames(
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "silence" in record.message and "7 text tokens" in record.message
     simulation.assert_idle()
-
-
-def test_a_silent_tail_is_cut_at_the_sound_in_the_same_chunk(
-    simulate: Callable[..., Simulation], quiet_after: Callable[[int], None]
-) -> None:
-    quiet_after(60)
-    simulation = simulate(sizes=Sizes(chunk_frames=(50, 100)))
-    result = finish(simulation.start(WORDS, 4000, runaway_speech="end", chunk_frames=(50, 100)))
-    assert len(result.codes) == 60 + KEPT_FRAMES
-    assert len(result.audio) == len(result.codes) * FRAME_SAMPLES - LATENCY_SAMPLES
 
 
 def test_speech_that_is_to_be_kept_runs_to_its_limit(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram
@@ -47,13 +46,6 @@ def test_as_few_replicas_as_meet_the_target(load: FleetLoad, target_s: float) ->
         assert needed == math.ceil(load.peak / load.slots - 1e-9)
 
 
-def test_requests_beyond_the_slots_wait_for_a_share_of_the_service_time() -> None:
-    load = FleetLoad(requests=100, slots=4, service_s=12.0, first_audio_s=0.8)
-    assert load.peak == 120
-    assert load.needed(0.8) == 30  # a slot for each
-    assert load.needed(0.8 + 40 * 12.0 / 80) == 20
-
-
 @given(loads, st.integers(0, 500), st.floats(0.1, 30), st.integers(0, 5))
 def test_the_same_load_changes_nothing_twice(
     load: FleetLoad, replicas: int, target_s: float, spare: int
@@ -71,22 +63,6 @@ def test_a_load_that_goes_up_and_down_a_little_does_not_flap(
         now = replace(load, requests=load.requests * factor)
         sizes.append(replicas_wanted(now, sizes[-1], 2.0, 1))
     assert sizes == sorted(sizes)
-
-
-@given(loads, st.integers(0, 500))
-def test_more_requests_never_want_fewer_replicas(load: FleetLoad, replicas: int) -> None:
-    more = replace(load, requests=load.requests * 1.5 + 1)
-    assert replicas_wanted(more, replicas, 2.0, 1) >= replicas_wanted(load, replicas, 2.0, 1)
-
-
-def test_a_fleet_that_nobody_asks_stays_warm() -> None:
-    assert replicas_wanted(IDLE, 0, 2.0, 1) == 1
-    assert replicas_wanted(IDLE, 50, 2.0, 3) == 3
-
-
-def test_a_busy_fleet_grows_before_it_queues() -> None:
-    assert replicas_wanted(BUSY, 20, 2.0, 0) == math.ceil(120 / (1 + 1.2 / 12) / 4)
-    assert replicas_wanted(BUSY, 20, 2.0, 2) == 30
 
 
 def context(figures: Any, queued: float = 0.0, target: int = 7) -> Any:
@@ -127,25 +103,6 @@ def test_the_same_load_wants_the_same_replicas_however_many_have_it(
         return load.needed(1.0)
 
     assert wanted(1.0) == wanted(slots / 2) == wanted(slots)
-
-
-def test_nothing_changes_before_a_replica_reports() -> None:
-    assert FirstAudioPolicy()(context({})) == (7, {})
-    assert FirstAudioPolicy()(context(None, 5.0, target=0)) == (0, {})
-
-
-def test_replicas_that_have_not_spoken_yet_get_a_slot_for_each_request() -> None:
-    load = load_of({"slots": {"a": 4.0}, "requests": {"a": 9.0}}, 0.0, 1.0)
-    assert load == FleetLoad(9.0, 4.0, 0.0, math.inf)
-    assert load.needed(2.0) == math.ceil((9 + 2 * 3) / 4)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"target_s": 0}, {"target_s": math.nan}, {"spare": -1}, {"gain": 0}]
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="are above 0 and spare"):
-        FirstAudioPolicy(**wrong)
 
 
 class Replica:
@@ -189,16 +146,3 @@ def test_a_replica_reports_its_recent_times() -> None:
     found = replica.read(20.0 + WINDOW_S, 3)  # the earlier ones count no more
     assert found["service_s"] == 30.0 and found["first_audio_s"] == 0.75
     assert found["at_once"] == 3.0 and found["replies_per_s"] == 1 / (10 + WINDOW_S)
-
-
-def test_a_request_counts_those_beside_it() -> None:
-    replica = Replica()
-    replica.read(0.0, 0)
-    replica.read(30.0, 1)
-    replica.queued.observe(0.0)
-    # 30 s alone, and three for 10 s: of 60 s in slots 30 are alone and 30 with three.
-    assert replica.read(40.0, 3)["at_once"] == 2.0
-
-
-def test_a_replica_that_loads_reports_nothing() -> None:
-    assert ReplicaFigures(CollectorRegistry()).read() == {}

@@ -1,9 +1,6 @@
 """Parts compiled for Neuron, with the compiler simulated: weights, calls, state, types, errors."""
 
 import inspect
-import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,6 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.parameters import converted
 from qwen3_omni_neuron.errors import (
-    ArtifactError,
-    CheckpointError,
     ClosedError,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -30,7 +25,7 @@ from testing.models import load_models
 from testing.parallel import unshard
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
 from testing.repeats import again
-from testing.simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain
+from testing.simulated_toolchain import SimulatedCores, SimulatedToolchain
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 # 2 ranks have heads of their own, 8 are more than the heads.
@@ -156,47 +151,6 @@ def test_a_call_of_other_inputs_than_were_compiled_fails(vocoder: LoadedPart) ->
     vocoder.close()
     with pytest.raises(ClosedError, match="code2wav was closed"):
         vocoder.call(label, codes, slots, position)
-
-
-def test_a_folder_of_something_else_is_refused(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
-    spec = plain_spec(config, "text_projection", 2)
-    TOOLCHAIN.compile_part(spec, Checkpoint(checkpoint), tmp_path)
-    load = partial(TOOLCHAIN.load_part, folder=tmp_path)
-    with pytest.raises(ArtifactError, match=r"is torch.float64 .*, and torch.float32"):
-        load(plain_spec(config, "text_projection", 2, torch.float32))
-    with pytest.raises(ArtifactError, match=r"\[64, 48\], and torch.float64 \[64, 24\] was exp"):
-        load(plain_spec(config, "text_projection", 4))
-    with pytest.raises(ArtifactError, match="graphs differ in"):
-        load(replace(spec, graphs=spec.graphs[:1]))
-    other = plain_spec(config, "audio_encoder", 2)
-    names = json.dumps({graph.label: "" for graph in other.graphs})
-    (tmp_path / DESCRIPTION).write_text(names)
-    with pytest.raises(ArtifactError, match="does not have the tensors of this version's module"):
-        load(other)
-    path = tmp_path / rank_file(1)
-    path.write_bytes(path.read_bytes()[:-1])
-    labels = json.dumps({graph.label: "" for graph in spec.graphs})
-    (tmp_path / DESCRIPTION).write_text(labels)
-    with pytest.raises(ArtifactError, match=r"tp1_sharded.*can't be read"):
-        load(spec)
-    path.unlink()
-    with pytest.raises(ArtifactError, match=r"tp1_sharded.*can't be read"):
-        load(spec)
-
-
-def test_a_checkpoint_that_lacks_a_weight_is_refused_at_once(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
-    class Lacking(Checkpoint):
-        @property
-        def names(self) -> list[str]:
-            return [name for name in super().names if "linear_fc2.bias" not in name]
-
-    with pytest.raises(CheckpointError, match=r"lacks 1 parameters: talker.text_projection"):
-        write_part_shards(plain_spec(config, "text_projection", 1), Lacking(checkpoint), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_graph_is_compiled_with_the_flags_of_its_part(config: OmniConfig) -> None:

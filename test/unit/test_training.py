@@ -1,7 +1,6 @@
 """The training data of the speaking checkpoint, and the way it is trained."""
 
 import random
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,15 +17,12 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from train import fit as fitting
 from train import learn_code2wav, learn_talker, learn_thinker, train
-from train.audio_loss import audio_losses
 from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
-from train.espeak import VOICES, Voice, speak, speak_words
-from train.judge import RATE, Judge, word_bounds
+from train.espeak import VOICES, Voice, speak
+from train.judge import RATE, Judge
 from train.learn_talker import talker_inputs
-from train.questions import draw_question
-from train.speech import MEASURING, TRAINING, spoken_clip
 from train.talker_sequences import UserRows, talk
-from train.vocabulary import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
+from train.vocabulary import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, prompts, written
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -35,11 +31,6 @@ def test_training_never_meets_what_is_held_out(heard: bool) -> None:
     left_out = prompts(random.Random(1), 300, heard=heard, held_out=True)
     assert not {p.words for p in trained} & {p.words for p in left_out}
     assert {"plus" in p.words for p in left_out} == {True, False}
-
-
-def test_what_is_measured_sounds_as_nothing_trained_on() -> None:
-    for name in ("speeds", "pitches", "noises"):
-        assert not {*getattr(TRAINING, name)} & {*getattr(MEASURING, name)}
 
 
 def test_replies_are_right() -> None:
@@ -87,32 +78,6 @@ def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
     assert judge.hear(np.zeros(RATE, np.float32)) == []
 
 
-def test_conversations_come_again_from_their_seed() -> None:
-    """Samples differ in espeak-ng's phase, which it keeps from one utterance to the next."""
-    first, again = (draw_question(random.Random(7), TRAINING, spoken=True) for _ in "ab")
-    assert (first.prompt, first.reply) == (again.prompt, again.reply)
-    sounds = [question.messages[-1]["content"][0]["audio"][0] for question in (first, again)]
-    other = spoken_clip(first.prompt.words, TRAINING, random.Random(8))
-    assert abs(len(sounds[0]) - len(sounds[1])) < 0.01 * len(sounds[0])
-    assert abs(len(sounds[0]) - len(other)) > 0.01 * len(sounds[0])
-    assert 0.1 < float(np.abs(sounds[0]).max()) <= 0.9
-
-
-def test_an_unknown_voice_is_refused() -> None:
-    with pytest.raises(ValueError, match="no voice 'nobody'"):
-        speak("red", Voice("nobody", 150, 50), RATE)
-
-
-@pytest.mark.parametrize("speaker", sorted(VOICES))
-def test_a_word_begins_where_its_sound_does(speaker: str) -> None:
-    """Silence of 0.4 s between the words tells where they begin."""
-    voice = replace(VOICES[speaker], gap=40)
-    samples, onsets_s = speak_words("three five seven", voice, RATE)
-    found = [start / RATE for start, _ in word_bounds(samples)]
-    assert [*onsets_s] == [0, 6, 11]
-    assert np.abs(np.subtract([*onsets_s.values()], found)).max() < 0.06, (onsets_s, found)
-
-
 def test_training_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,20 +102,6 @@ def test_training_goes_on_where_it_was_stopped(
         trained.append(module.weight.detach())
         assert not stops
     assert torch.equal(*trained)
-
-
-def test_a_sound_is_nearest_to_itself() -> None:
-    wanted = torch.from_numpy(speak("seven", VOICES["ethan"], RATE))[None]
-    other = torch.from_numpy(speak("blue", VOICES["ethan"], RATE))[None]
-    length = min(wanted.shape[1], other.shape[1])
-    same = audio_losses(wanted[:, :length], wanted[:, :length])
-    apart = audio_losses(other[:, :length], wanted[:, :length])
-    for name, loss in same.items():
-        assert float(loss) == 0 < float(apart[name])
-
-
-def test_a_prompt_of_one_word_is_not_held_out() -> None:
-    assert not any(Prompt(word, word).held_out for word in SPOKEN)
 
 
 def test_rows_of_training_are_rows_of_generation() -> None:

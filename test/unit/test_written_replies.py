@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult
 from qwen3_omni_neuron.prompt.prompt import NO_KEYS
-from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
+from qwen3_omni_neuron.runtime.request import Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
@@ -59,14 +58,6 @@ def test_a_written_reply_is_spoken_as_one_of_the_thinker(
     simulation.assert_idle()
 
 
-def test_the_longest_written_reply_fits_the_buffers(simulate: Simulate) -> None:
-    simulation = simulate()
-    tokens = [number % 90 for number in range(MOST_WRITTEN)]
-    result = finish(speak(simulation, tokens, frames=3))
-    assert result.token_ids == tokens
-    simulation.assert_idle()
-
-
 def test_pieces_are_one_stream_in_one_slot(simulate: Simulate) -> None:
     simulation = simulate(sizes=Sizes(slots=2))
     stream = speak(simulation, *SOME)
@@ -93,19 +84,6 @@ def test_pieces_are_one_stream_in_one_slot(simulate: Simulate) -> None:
     assert result.token_ids == [token for piece in SOME for token in piece]
     assert result.talker_finish_reason == "length"
     assert (result.timings.frames, result.timings.text_tokens) == (80, 10)
-    simulation.assert_idle()
-
-
-def test_pieces_wait_for_nobody_between_them(simulate: Simulate) -> None:
-    """The queue is full, and the slot is still theirs."""
-    simulation = simulate(sizes=Sizes(slots=1), max_queued=1)
-    stream = speak(simulation, *SOME)
-    other = simulation.start(TOKENS)
-    with pytest.raises(BusyError):
-        simulation.start(TOKENS)
-    result = finish(stream)
-    assert np.array_equal(result.codes, frames_of(simulation, *SOME))
-    assert finish(other).timings.queued_s >= result.timings.total_s - 1e-6
     simulation.assert_idle()
 
 
@@ -138,31 +116,6 @@ def test_an_error_in_one_piece_ends_them_all(simulate: Simulate) -> None:
     finish(simulation.start(TOKENS))
     assert len(simulation.called("talker.prepare")) == 3  # two pieces', and this one's
     simulation.assert_idle()
-
-
-def test_no_piece_follows_one_that_failed_though_nobody_reads(simulate: Simulate) -> None:
-    simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
-    fails = iter([True])
-
-    def on_call(name: str, slots: Sequence[int]) -> None:
-        if name == "talker.prefill" and next(fails, False):
-            raise RuntimeError("the first piece")
-
-    simulation.on_call = on_call  # type: ignore[method-assign]
-    stream = speak(simulation, *SOME)
-    finish(simulation.start(TOKENS))
-    assert len(simulation.called("talker.prepare")) == 2
-    with pytest.raises(RuntimeError, match="the first piece"):
-        finish(stream)
-
-
-def test_closing_the_model_ends_every_piece(simulate: Simulate) -> None:
-    simulation = simulate(sizes=Sizes(slots=1))
-    stream = speak(simulation, *SOME)
-    next(stream)
-    simulation.pipeline.close()
-    with pytest.raises(ClosedError):
-        finish(stream)
 
 
 def test_the_thinkers_rows_in_the_slot_stay_what_they_were(simulate: Simulate) -> None:
