@@ -161,8 +161,8 @@ test-fuzz: $(VENV)/installed
 	FUZZ_REQUESTS=2000 $(VENV)/bin/pytest test/integration/test_serving_fuzz.py
 
 test-hammer: $(VENV)/installed
-	$(VENV)/bin/python -m testing.hammered_run --minutes $(or $(MINUTES),10) \
-	    $(if $(SEED),--seed $(SEED)) $(or $(TESTS),test)
+	TEST_ALL=1 $(VENV)/bin/pytest -p testing.hammer --hammer-minutes $(or $(MINUTES),10) \
+		$(if $(SEED),--hammer-seed $(SEED)) $(or $(TESTS),test)
 
 test-ray: $(VENV)/ray
 	TEST_RAY=1 $(VENV)/bin/python -m $(TESTER) test/fleet

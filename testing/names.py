@@ -218,16 +218,10 @@ class Index:
     @cached_property
     def verbs(self) -> frozenset[str]:
         """Verbs of the command line."""
-        tree = self.sources[f"src/{NAME}/cli/__init__.py"]
-        return frozenset(
-            node.args[0].value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "add_parser"
-            and isinstance(node.args[0], ast.Constant)
-            and isinstance(node.args[0].value, str)
-        )
+        for node in self.sources[f"src/{NAME}/cli/__init__.py"].body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VERBS":
+                return frozenset(ast.literal_eval(node.value))
+        raise AssertionError("the command line has no VERBS")
 
     def has_path(self, name: str, beside: str) -> bool:
         """Return whether a path exists from the root, from the package, or beside a file."""

@@ -3,10 +3,9 @@
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,18 +41,3 @@ def watched() -> Iterator[Peak]:
 def resident() -> int:
     """Return the resident bytes of this process."""
     return int(STATM.read_text().split()[1]) * resource.getpagesize()
-
-
-def peak_tensor_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that a call's own tensors take at one time."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kept = call()
-    del kept
-    changes = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        held += change.nbytes()
-        most = max(most, held)
-    return most

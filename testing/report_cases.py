@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 
 MACHINE = {"cpu": "Made-up CPU", "architecture": "x86_64", "cores": 2, "memory_mb": 8192}
 FRAMES = (1, 2, 4)  # of the chunks
@@ -115,9 +114,3 @@ def write(folder: Path, name: str, content: Any) -> Path:
     file = folder / name
     file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return file
-
-
-def write_sound(file: Path, samples: int = sum(SAMPLES)) -> None:
-    """Write a tone of 3 kHz, as long as a request's audio."""
-    file.parent.mkdir(exist_ok=True)
-    soundfile.write(file, 0.5 * np.sin(2 * np.pi * 3000 * np.arange(samples) / RATE), RATE)

@@ -31,7 +31,7 @@ WORDS = {
         "ModelScope",
     ),
     *("DoRA", "LoRA"),
-    *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
+    *("KubeRay", "NeuronCores", "NxD", "TorchScript"),
     *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
@@ -48,7 +48,7 @@ ELSEWHERE = {
     "flush_interval": "an option of Caddy",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
-    **dict.fromkeys(("keys.txt", "session-keys.txt"), "files that the server's operator writes"),
+    "keys.txt": "a file that the server's operator writes",
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
@@ -61,8 +61,10 @@ ELSEWHERE = {
         "options of mkdocstrings",
     ),
     "show_bases": "an option of mkdocstrings",
-    "RealAudio": "a format of RealNetworks",
-    "sglang.bench_serving": "a module of sglang",
+    **dict.fromkeys(("sglang", "sglang.bench_serving"), "a backend and a module of sglang"),
+    "Upgrade": "a header of HTTP",
+    "client_metadata": "a field that engines' clients send",
+    "PodDisruptionBudget": "a kind of Kubernetes",
     **dict.fromkeys(("--base-url", "--tokenizer"), "options of vllm bench and of sglang's"),
     **dict.fromkeys(
         ("--api-url", "--api-key", "--eval-type", "--model-args", "--datasets", "seed_tts_eval"),

@@ -1,7 +1,7 @@
 """The interface of a target: everything that the rest of the package knows about a machine.
 
-`loading.TARGETS` is the table of targets. An entry's functions are imported when they are called,
-so that planning a compile loads neither torch nor the Neuron SDK.
+`compilation.loading.TARGETS` is the table of targets. An entry's functions are imported when they
+are called, so that planning a compile loads neither torch nor the Neuron SDK.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,7 @@ class LazyFunction:
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of `loading.TARGETS`.
+    """One entry of `compilation.loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults. versions: returns the versions
     that a compiled model depends on, and the flags of its compiler, by environment variable; if one

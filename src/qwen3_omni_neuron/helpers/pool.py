@@ -219,7 +219,7 @@ class Child:
 
     @property
     def error(self) -> Exception:
-        """What the end of a child means that has not answered."""
+        """The error of a child that ended before it answered."""
         status, limits = self.exited.result(), self._pool.limits
         if status is None:
             return self._pool.refusal()
