@@ -10,16 +10,9 @@ torch nor numpy.
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, did_you_mean, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
@@ -54,16 +47,20 @@ class ValueRange:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_line(value: Any, most: int) -> bool:
-    return isinstance(value, str) and len(value) <= most and value.isprintable()
+def _is_integer(value: Any, least: int, most: float = inf) -> bool:
+    return isinstance(value, int) and _is_number(value, least, most)
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_text(value: Any, most: float) -> bool:
+    return isinstance(value, str) and len(value) <= most
+
+
+def _is_line(value: Any, most: int) -> bool:
+    return _is_text(value, most) and value.isprintable()
 
 
 def _is_list(values: Any) -> bool:
@@ -83,18 +80,13 @@ def _is_adapter(value: Any) -> bool:
 
 def _one_of(*names: str) -> ValueRange:
     return ValueRange(
-        " or ".join(names),
-        lambda value: isinstance(value, str) and value in names,
-        {"enum": list(names)},
+        " or ".join(names), lambda v: _is_text(v, inf) and v in names, {"enum": [*names]}
     )
 
 
 def _integers_to(most: int) -> ValueRange:
-    return ValueRange(
-        f"an integer from 0 to {most}",
-        lambda value: _is_integer(value, 0) and value <= most,
-        {"minimum": 0, "maximum": most},
-    )
+    limits, words = {"minimum": 0, "maximum": most}, f"an integer from 0 to {most}"
+    return ValueRange(words, lambda value: _is_integer(value, 0, most), limits)
 
 
 def from_(least: int) -> ValueRange:
@@ -104,39 +96,15 @@ def from_(least: int) -> ValueRange:
 
 
 def _numbers(least: float, most: float) -> ValueRange:
-    return ValueRange(
-        f"a number from {least:g} to {most:g}",
-        lambda value: _is_number(value, least, most),
-        {"minimum": least, "maximum": most},
-    )
+    limits, words = {"minimum": least, "maximum": most}, f"a number from {least:g} to {most:g}"
+    return ValueRange(words, lambda value: _is_number(value, least, most), limits)
 
 
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
-_FIRST_CHUNK = _one_of("steady", "early")
-_RUNAWAY_SPEECH = _one_of("end", "keep")
 _FROM_0, FROM_1 = from_(0), from_(1)
 _TOP_K = _integers_to(_MAX_TOP_K)
 _FACTOR = _numbers(_MIN_FACTOR, _MAX_NUMBER)
-_INTRODUCTION = ValueRange(
-    f"one line of at most {_MAX_INTRODUCTION} characters",
-    lambda value: _is_line(value, _MAX_INTRODUCTION),
-)
-_INSTRUCTION = ValueRange(
-    f"null, or a text of at most {_MAX_INSTRUCTION} characters",
-    lambda value: value is None or (isinstance(value, str) and len(value) <= _MAX_INSTRUCTION),
-)
-_REPLY_TOKENS = ValueRange(
-    "null, or an integer of 1 or more", lambda value: value is None or _is_integer(value, 1)
-)
-_QUESTIONS = ValueRange(
-    f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
-    lambda value: (
-        isinstance(value, tuple)
-        and len(value) <= _MAX_QUESTIONS
-        and all(text and _is_line(text, _MAX_QUESTION) for text in value)
-    ),
-)
 SECONDS = ValueRange(
     f"a number above 0 and at most {_MAX_NUMBER:g}",
     lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
@@ -161,7 +129,7 @@ _STRINGS = ValueRange(
     lambda value: (
         _is_list(value)
         and len(value) <= _MOST_STOPS
-        and all(isinstance(s, str) and 0 < len(s) <= _MOST_STOP_CHARACTERS for s in value)
+        and all(s and _is_text(s, _MOST_STOP_CHARACTERS) for s in value)
     ),
 )
 _DICTS = ValueRange(
@@ -253,29 +221,63 @@ _SIZES = ValueRange(
 )
 
 
+@dataclass(frozen=True)
+class Option:
+    """One option, for the command line, a server or a document.
+
+    type: the annotation, such as `int | None`. help: what it does. values: allowed values; None:
+    checked where the option is used. answer: status of a request that exceeds a limit of a server.
+    shown: words for a default of None or (). flag, metavar: flag on the command line and the name
+    of its value; flag None: it has none; empty: from the option's name and type. loads: True for an
+    option of a load that each verb which loads a model has as a flag.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    values: ValueRange | None
+    answer: str = ""
+    shown: str = "none"
+    flag: Any = ""
+    metavar: str = ""
+    loads: bool = False
+
+    @property
+    def value_type(self) -> Any:
+        """The annotation's first type: int of `int | None`."""
+        union = get_origin(self.type) in (Union, types.UnionType)
+        return get_args(self.type)[0] if union else self.type
+
+    @property
+    def default_text(self) -> str:
+        """The default in words."""
+        return self.shown if self.default in (None, (), MISSING) else str(self.default)
+
+    def check(self, value: Any) -> None:
+        """Raise OptionError for a value out of range; None is allowed where it is the default."""
+        values = self.values
+        if values is None or (value is None and self.default is None):
+            return
+        if not values.accepts(value):
+            raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
+
+
 def option(
     default: Any,
     help: str,
     values: ValueRange | None = None,
     answer: str = "",
     *,
-    shown: str = "none",
-    flag: str | None = "",
-    metavar: str = "",
-    loads: bool = False,
     repr: bool = True,
+    **more: Any,
 ) -> Any:
     """Return the field of an option of a request, a load, a compile or a server.
 
-    help: what it does. values: allowed values; None: checked where the option is used. answer:
-    status of a request that exceeds a limit of a server. shown: words for a default of None or ().
-    flag, metavar: flag on the command line and the name of its value, where they are not made from
-    the option's name and type; a flag of None: it has none. loads: True for an option of a load
-    that each verb which loads a model has as a flag. repr: whether a repr shows the value.
+    repr: whether a repr shows the value. The others, more: fields of Option.
     """
-    about: dict[str, Any] = {"help": help, "values": values, "answer": answer, "shown": shown}
-    about |= {"flag": flag, "metavar": metavar, "loads": loads}
-    return field(default=default, metadata=about, repr=repr)
+    made = Option("", None, default, help, values, answer, **more)
+    return field(default=default, metadata={"option": made}, repr=repr)
 
 
 _CHECKPOINT = "the checkpoint's"
@@ -484,13 +486,13 @@ class RequestOptions:
         "steady",
         "steady: the first audio chunk waits until playback can't stop after it; early: it "
         "does not, and on a machine slower than speech playback stops between chunks",
-        _FIRST_CHUNK,
+        _one_of("steady", "early"),
     )
     runaway_speech: str = option(
         "end",
         "speech that goes on after all words are said, in silence, in a cycle or for too long: "
         "end cuts it at the last sound, keep lets it run to its limit as the reference does",
-        _RUNAWAY_SPEECH,
+        _one_of("end", "keep"),
     )
     cache_key: str | None = option(
         None, "only requests with the same one reuse each other's rows", _NAME, shown="one for all"
@@ -559,41 +561,26 @@ class RequestOptions:
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> "SamplingParams":
         """Return the thinker's sampling, from the options or else from generation_config.json."""
-        from qwen3_omni_neuron.engines.sampling import SamplingParams
-
-        return SamplingParams(
-            do_sample=_or_default(self.thinker_do_sample, defaults.do_sample),
-            temperature=_or_default(self.thinker_temperature, defaults.temperature),
-            top_k=_or_default(self.thinker_top_k, defaults.top_k),
-            top_p=_or_default(self.thinker_top_p, defaults.top_p),
-            repetition_penalty=_or_default(
-                self.thinker_repetition_penalty, defaults.repetition_penalty
-            ),
-            min_p=self.thinker_min_p,
-            presence_penalty=self.thinker_presence_penalty,
-            frequency_penalty=self.thinker_frequency_penalty,
-        )
+        return self._sampling("thinker_", defaults)
 
     def talker_sampling(self) -> "SamplingParams":
         """Return the talker's sampling of code 0."""
-        from qwen3_omni_neuron.engines.sampling import SamplingParams
-
-        return SamplingParams(
-            do_sample=self.talker_do_sample,
-            temperature=self.talker_temperature,
-            top_k=self.talker_top_k,
-            top_p=self.talker_top_p,
-            repetition_penalty=self.talker_repetition_penalty,
-        )
+        return self._sampling("talker_")
 
     def predictor_sampling(self) -> "SamplingParams":
         """Return the code predictor's sampling of codes 1 to 15."""
+        return self._sampling("predictor_")
+
+    def _sampling(self, stage: str, defaults: object = None) -> "SamplingParams":
         from qwen3_omni_neuron.engines.sampling import SamplingParams
 
+        given = {
+            one.name: getattr(self, stage + one.name)
+            for one in fields(SamplingParams)
+            if hasattr(self, stage + one.name)
+        }
         return SamplingParams(
-            do_sample=self.predictor_do_sample,
-            top_k=self.predictor_top_k,
-            top_p=self.predictor_top_p,
+            **{n: getattr(defaults, n) if value is None else value for n, value in given.items()}
         )
 
     @property
@@ -749,68 +736,44 @@ class LoadOptions:
         return LoadOptions(**given)
 
 
+_DEFAULTS = {
+    "do_sample": _FLAG,
+    "temperature": _FACTOR,
+    "top_k": _TOP_K,
+    "top_p": _PROBABILITY,
+    "repetition_penalty": _FACTOR,
+    "introduction": ValueRange(
+        f"one line of at most {_MAX_INTRODUCTION} characters",
+        lambda value: _is_line(value, _MAX_INTRODUCTION),
+    ),
+    "questions": ValueRange(
+        f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
+        lambda value: (
+            isinstance(value, tuple)
+            and len(value) <= _MAX_QUESTIONS
+            and all(text and _is_line(text, _MAX_QUESTION) for text in value)
+        ),
+    ),
+    "transcription_instruction": ValueRange(
+        f"null, or a text of at most {_MAX_INSTRUCTION} characters",
+        lambda value: value is None or _is_text(value, _MAX_INSTRUCTION),
+    ),
+    "reply_tokens": ValueRange(
+        "null, or an integer of 1 or more", lambda value: value is None or _is_integer(value, 1)
+    ),
+    "turns_by_silence": _FLAG,
+}
+
+
 def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
     """Check a checkpoint's defaults as options are checked. Raises CheckpointError."""
-    for name, values in (
-        ("do_sample", _FLAG),
-        ("temperature", _FACTOR),
-        ("top_k", _TOP_K),
-        ("top_p", _PROBABILITY),
-        ("repetition_penalty", _FACTOR),
-        ("introduction", _INTRODUCTION),
-        ("questions", _QUESTIONS),
-        ("transcription_instruction", _INSTRUCTION),
-        ("reply_tokens", _REPLY_TOKENS),
-        ("turns_by_silence", _FLAG),
-    ):
+    for name, values in _DEFAULTS.items():
         value = getattr(defaults, name)
         if not values.accepts(value):
             raise CheckpointError(
                 f"{folder}/generation_config.json: {name} must be {values.phrase}, got "
                 f"{format_value(value)}. Correct it there."
             )
-
-
-def _or_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option, for the command line, a server or a document; see `option`.
-
-    type: the annotation, such as `int | None`.
-    """
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-    values: ValueRange | None
-    answer: str
-    shown: str
-    flag: str
-    metavar: str
-    loads: bool
-
-    @property
-    def value_type(self) -> Any:
-        """The annotation's first type: int of `int | None`."""
-        union = get_origin(self.type) in (Union, types.UnionType)
-        return get_args(self.type)[0] if union else self.type
-
-    @property
-    def default_text(self) -> str:
-        """The default in words."""
-        return self.shown if self.default in (None, (), MISSING) else str(self.default)
-
-    def check(self, value: Any) -> None:
-        """Raise OptionError for a value out of range; None is allowed where it is the default."""
-        values = self.values
-        if values is None or (value is None and self.default is None):
-            return
-        if not values.accepts(value):
-            raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
 
 
 def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
@@ -831,10 +794,10 @@ def options_of(declared: type) -> dict[str, Option]:
     """Return the options that a dataclass declares, by name."""
     hints, found = get_type_hints(declared), {}
     for one in fields(declared):
-        if one.metadata:
-            flag = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
-            about = {**one.metadata, "flag": "" if one.metadata["flag"] is None else flag}
-            found[one.name] = Option(one.name, hints[one.name], one.default, **about)
+        if made := one.metadata.get("option"):
+            flag = made.flag or f"--{one.name.replace('_', '-')}"
+            own = {"type": hints[one.name], "flag": "" if made.flag is None else flag}
+            found[one.name] = replace(made, name=one.name, **own)
     return found
 
 

@@ -73,3 +73,16 @@ def test_without_the_servers_packages_serve_says_what_to_install(
 
 def test_settings_do_not_show_their_keys() -> None:
     assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
+
+
+def test_slots_and_positions_of_serve_are_those_of_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads: list[dict[str, Any]] = []
+    monkeypatch.setattr("qwen3_omni_neuron.cli.serve._load", lambda _, load: loads.append(load))
+    run = "qwen3_omni_neuron.serving.server.Server.run"
+    monkeypatch.setattr(run, lambda server: server._load() or 0)
+    assert main(["serve", "--max-concurrency", "3", "--context-length", "99"]) == 0
+    assert main(["serve"]) == 0
+    assert (loads[0]["max_concurrency"], loads[0]["context_length"]) == (3, 99)
+    assert loads[1]["max_concurrency"] == 8 and "context_length" not in loads[1]

@@ -28,7 +28,6 @@ from qwen3_omni_neuron.errors import CheckpointError, OptionError, printable
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
-    from qwen3_omni_neuron.checkpoint.headers import StoredTensor
     from qwen3_omni_neuron.checkpoint.quantised import QuantisedForm
 
 HEADING = ("part", "form", "bits", "a scale for", "tensors", "MB", "dtypes int8, int4")
@@ -82,11 +81,8 @@ def _inspect(parsed: argparse.Namespace) -> int:
         return _show_checkpoint(parsed)
     manifest = read_manifest(folder)
     if parsed.json:
-        print(
-            json.dumps(
-                json.loads((folder / MANIFEST_FILE).read_bytes()) | {"verified": parsed.verify}
-            )
-        )
+        kept = json.loads((folder / MANIFEST_FILE).read_bytes())
+        print(json.dumps(kept | {"verified": parsed.verify}))
     else:
         print(_format(manifest))
     if not parsed.verify:
@@ -129,12 +125,8 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
     dtype = auto_dtype(checkpoint.folder)
     if parsed.json:
         tensors = [dict(zip(heading, row, strict=True)) for row in rows]
-        shown = {
-            "tensors": tensors,
-            "scales of inputs left aside": left,
-            "dtype auto on the CPU": dtype,
-        }
-        print(json.dumps(shown))
+        about = {"scales of inputs left aside": left, "dtype auto on the CPU": dtype}
+        print(json.dumps({"tensors": tensors} | about))
         return 0
     print(aligned([heading, *rows]) + "\n")
     if left:
@@ -167,12 +159,14 @@ def checkpoint_rows(checkpoint: "Checkpoint") -> list[tuple[str, ...]]:
         pieces = [(target, piece) for target, pieces in part.pieces for piece in pieces]
         for target, piece in pieces:
             shape = (quantised.get(piece.name) or headers[piece.name]).shape
-            stored = torch.empty(shape, device="meta")
-            fitting(part.module.get_parameter(target), piece, stored)
+            empty = torch.empty(shape, device="meta")
+            fitting(part.module.get_parameter(target), piece, empty)
         for name in {piece.name: None for _, piece in pieces}:
             form = quantised.get(name)
             if form is None:
-                row, size = (part_name, *_of_plain(headers[name]), ""), headers[name].bytes
+                stored, size = headers[name], headers[name].bytes
+                bits = str(8 * size // max(prod(stored.shape), 1))
+                row = (part_name, _PLAIN[stored.dtype], bits, "", "")
             else:
                 use = "kept" if name in kept else "widened"
                 row, size = (part_name, *_of_quantised(form), use), form.bytes
@@ -193,12 +187,6 @@ def auto_dtype(folder: Path) -> str:
         return make_plan(folder, read_config(folder), LIMITS).dtype
     except OptionError as error:
         return f"none, as {error}"
-
-
-def _of_plain(stored: "StoredTensor") -> tuple[str, str, str]:
-    """Return form, bits and what shares a scale, of a tensor that is not quantised."""
-    bits = 8 * stored.bytes // max(prod(stored.shape), 1)
-    return _PLAIN[stored.dtype], str(bits), ""
 
 
 def _of_quantised(form: "QuantisedForm") -> tuple[str, str, str]:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +21,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
 )
 from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, with_flags
 from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions, SpeechArguments
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions, SpeechArguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +62,7 @@ def add_speak(parser: CommandParser) -> None:
     parser.add_argument("--system", help="a system message before the question")
     _add_output(parser)
     add_model_arguments(parser, "the small one that ships with the package")
-    _add_options(parser, REQUEST_OPTIONS)
+    _add_options(parser, [option.name for option in REQUEST_OPTIONS])
 
 
 def add_say(parser: CommandParser) -> None:
@@ -76,8 +76,7 @@ def add_say(parser: CommandParser) -> None:
     parser.add_argument("text", help="the words to speak; - reads them from stdin")
     _add_output(parser)
     add_model_arguments(parser, "the small one that ships with the package")
-    names = SpeechArguments.__annotations__
-    _add_options(parser, [option for option in REQUEST_OPTIONS if option.name in names])
+    _add_options(parser, SpeechArguments.__annotations__)
 
 
 def _add_output(parser: CommandParser) -> None:
@@ -105,11 +104,10 @@ def _add_output(parser: CommandParser) -> None:
     )
 
 
-def _add_options(parser: CommandParser, options: Sequence[Option]) -> None:
-    """Add a flag for each option of a request."""
+def _add_options(parser: CommandParser, names: Collection[str]) -> None:
     group = parser.add_argument_group("options of the reply")
-    for option in options:
-        if option.name not in _FOR_PROGRAMS:
+    for option in REQUEST_OPTIONS:
+        if option.name in names and option.name not in _FOR_PROGRAMS:
             add_option(group, option)
 
 
@@ -119,7 +117,12 @@ def _speak(parsed: argparse.Namespace) -> int:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     options = _given_options(parsed)
     RequestOptions.parse(options)
-    messages = _messages(parsed)
+    content: list[dict[str, Any]] = [{"type": kind, kind: file} for kind, file in parsed.media]
+    if parsed.text:
+        content.append({"type": "text", "text": parsed.text})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if parsed.system:
+        messages.insert(0, {"role": "system", "content": parsed.system})
     parsed.given_files = [
         GivenFile(f"messages[{len(messages) - 1}].content[{index}]", file, f"--{kind} {file}")
         for index, (kind, file) in enumerate(parsed.media)
@@ -241,16 +244,6 @@ def _write_events(
     if text is not None:
         print(file=text, flush=True)
     return result
-
-
-def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = [{"type": kind, kind: file} for kind, file in parsed.media]
-    if parsed.text:
-        content.append({"type": "text", "text": parsed.text})
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if parsed.system:
-        messages.insert(0, {"role": "system", "content": parsed.system})
-    return messages
 
 
 def _limits(result: "SpeechResult") -> list[str]:

@@ -227,15 +227,9 @@ def make_plan(
         "predictor_dtype": "auto",
     }
     given = usual | {name: value for name, value in given.items() if value is not None}
-    tp, lnc = _degrees(limits, instance, given.get("tp")), given["lnc"]
-    for name, value, choices in (
-        *(("tp", degree, limits.degrees) for degree in tp.each),
-        ("lnc", lnc, limits.core_sizes),
-    ):
-        if value not in choices:
-            listed = " or ".join(map(str, choices))
-            raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
-    max_concurrency = given["max_concurrency"]
+    tp = _degrees(limits, instance, given)
+    lnc, max_concurrency = given["lnc"], given["max_concurrency"]
+    _check_choice("lnc", lnc, limits.core_sizes, limits)
     if max_concurrency < 1:
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
     context_length = _context_length(config, given.get("context_length"))
@@ -249,10 +243,8 @@ def make_plan(
         chosen["prompt_buckets"] = buckets_within(context_length, prompts)
     top_k, any_top_k = given["predictor_top_k"], limits.predictor_top_k == 0
     if any_top_k != (top_k == 0) or top_k < 0:
-        raise OptionError(
-            f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
-            f"got {top_k}."
-        )
+        allowed = "0" if any_top_k else "1 or more"
+        raise OptionError(f"predictor_top_k is {allowed} for target {limits.target}, got {top_k}.")
     dtype = _dtype(limits, model, config, adapters, given["dtype"])
     return CompilePlan(
         model=model,
@@ -275,10 +267,14 @@ def make_plan(
     )
 
 
-def _degrees(
-    limits: TargetLimits, instance: str | None, given: Degrees | int | str | None
-) -> Degrees:
-    """Check or choose the degrees, except that each is one of the target's."""
+def _check_choice(name: str, value: int, choices: Iterable[int], limits: TargetLimits) -> None:
+    if value not in choices:
+        listed = " or ".join(map(str, choices))
+        raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
+
+
+def _degrees(limits: TargetLimits, instance: str | None, given: Mapping[str, Any]) -> Degrees:
+    """Check or choose the degrees."""
     named = [name for name in limits.tp if name]
     if instance is not None and instance not in named:
         raise OptionError(
@@ -288,12 +284,14 @@ def _degrees(
             "Leave it out."
         )
     usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
-    tp = usual if given is None else Degrees.parse(given, usual)
+    tp = Degrees.parse(given["tp"], usual) if "tp" in given else usual
     if len(tp.each) > 1 and not limits.mixed_degrees:
         raise OptionError(
             f"tp is one number for target {limits.target}, whose parts all have the same degree, "
             f"got {tp}."
         )
+    for degree in tp.each:
+        _check_choice("tp", degree, limits.degrees, limits)
     return tp
 
 
