@@ -18,10 +18,8 @@ typedef struct {
     const Matrix *gate_up, *down;
     const float *scale; /* of a dense one's rows; NULL for 1 */
     int64_t used; /* experts that have rows: m->used; 1 of a dense one */
-    int64_t runs; /* of an expert on a row, all together */
-    /* Inputs as the matrices take them: [runs, hidden] twice, or once for both; [runs, ffn]. */
-    const float *gate_x, *up_x, *down_x;
-    float *own; /* where inputs are put in order, and those of a dense INT4; else NULL */
+    const float *x; /* inputs as gate and up take them: [rows of all experts, hidden] */
+    float *own;     /* memory of x of a dense INT4; else NULL */
 } FeedForward;
 
 /* Expert number `index` of those that have rows. */
@@ -54,9 +52,9 @@ static void gate_panels(void *work, int64_t task, float *gates)
     int64_t stride = row_stride(f->hidden);
     Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
     float *ups = gates + rows * width;
-    kernels->multiply(gates, width, f->gate_x + start * stride, stride, rows, &gate, first, panels,
+    kernels->multiply(gates, width, f->x + start * stride, stride, rows, &gate, first, panels,
                       0, NULL);
-    kernels->multiply(ups, width, f->up_x + start * stride, stride, rows, &up, first, panels, 0,
+    kernels->multiply(ups, width, f->x + start * stride, stride, rows, &up, first, panels, 0,
                       NULL);
     for (int64_t r = 0; r < rows; r++) {
         float scale = f->scale == NULL ? 1.0f : f->scale[r];
@@ -82,7 +80,7 @@ static void add_down_panels(void *work, int64_t task, float *outs)
         Matrix later = matrix_at(f->down, expert_at(f, last ? 0 : i + 1));
         const char *next = (const char *)later.panels +
                            (last ? first + f->group : first) * panel_bytes(&later);
-        kernels->multiply(outs, width, f->down_x + start * row_stride(f->ffn), row_stride(f->ffn),
+        kernels->multiply(outs, width, m->gated + start * row_stride(f->ffn), row_stride(f->ffn),
                           rows, &down, first, panels, 0, next);
         for (int64_t r = 0; r < rows; r++) {
             float *to = m->x + m->order[start + r] * f->hidden + column;
@@ -92,59 +90,30 @@ static void add_down_panels(void *work, int64_t task, float *outs)
     }
 }
 
-/* Set the inputs of the matrices for so many runs. Returns 0 without memory. */
-static int set_inputs(FeedForward *f, int64_t runs)
-{
-    int64_t wide = runs * row_stride(f->hidden), narrow = runs * row_stride(f->ffn);
-    int ordered = f->gate_up->order != NULL;
-    f->runs = runs;
-    f->gate_x = f->up_x = f->experts ? f->m->gathered : f->m->normed;
-    f->down_x = f->m->gated;
-    /* Gathered and gated rows are private to this call; unless columns are reordered, convert them in
-     * place. */
-    int own_gate = ordered || (f->experts == 0 && f->gate_up->type == INT4);
-    if (!own_gate && f->down->order == NULL)
-        return 1;
-    f->own = malloc((size_t)larger(2 * wide, narrow) * sizeof(float));
-    if (own_gate)
-        f->gate_x = f->own, f->up_x = f->own + (ordered ? wide : 0);
-    if (f->down->order != NULL)
-        f->down_x = f->own;
-    return f->own != NULL;
-}
-
-/* Write one expert's inputs of gate and up as they take them, where gathering did not. */
+/* Write a dense INT4's inputs as gate and up take them. */
 static void take_gate_up(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
-    int64_t expert = expert_at(f, task), rows = rows_of(f, expert), stride = row_stride(f->hidden);
-    int64_t at = first_of(f, expert) * stride;
-    const float *from = (f->experts ? f->m->gathered : f->m->normed) + at;
-    Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
+    int64_t stride = row_stride(f->hidden), first = task * ROWS_A_TASK;
     (void)unused;
-    take_inputs(f->own + at, from, stride, rows, &gate);
-    if (f->up_x != f->gate_x)
-        take_inputs(f->own + f->runs * stride + at, from, stride, rows, &up);
+    take_inputs(f->own + first * stride, f->m->normed + first * stride, stride,
+                smaller(ROWS_A_TASK, f->rows - first), f->gate_up);
 }
 
-/* Write one expert's inputs of down as it takes them. */
+/* Write one expert's inputs of down as it takes them, in place. */
 static void take_down(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
     int64_t expert = expert_at(f, task), stride = row_stride(f->ffn);
-    int64_t at = first_of(f, expert) * stride;
-    Matrix down = matrix_at(f->down, expert);
+    float *gated = f->m->gated + first_of(f, expert) * stride;
     (void)unused;
-    take_inputs((down.order == NULL ? f->m->gated : f->own) + at, f->m->gated + at, stride,
-                rows_of(f, expert), &down);
+    take_inputs(gated, gated, stride, rows_of(f, expert), f->down);
 }
 
 /* m->gated = silu(gate) * up, for up to `most` rows of an expert. */
 static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
 {
-    return (f->gate_x == f->m->gathered || f->gate_x == f->m->normed ||
-            run_tasks(team, take_gate_up, f, f->used, 2 * f->runs * f->hidden, 1)) &&
-           run_tasks(team, gate_panels, f, f->used * groups_of(f->ffn, f->group), cost,
+    return run_tasks(team, gate_panels, f, f->used * groups_of(f->ffn, f->group), cost,
                      2 * most * f->group * PANEL);
 }
 
@@ -153,9 +122,16 @@ static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, 
                      const Matrix *gate_up, const Matrix *down, const float *scale)
 {
     FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .rows = rows, .group = group_for(rows),
-                     .gate_up = gate_up, .down = down, .scale = scale, .used = 1};
-    int done = set_inputs(&f, rows) &&
-               run_gates(team, &f, rows, cost_of(rows, 2 * hidden * ffn)) &&
+                     .gate_up = gate_up, .down = down, .scale = scale, .used = 1, .x = m->normed};
+    if (has_own_inputs(gate_up)) { /* others read m->normed afterwards */
+        f.x = f.own = malloc((size_t)(rows * row_stride(hidden)) * sizeof(float));
+        if (f.own == NULL || !run_tasks(team, take_gate_up, &f,
+                                        (rows + ROWS_A_TASK - 1) / ROWS_A_TASK, rows * hidden, 1)) {
+            free(f.own);
+            return 0;
+        }
+    }
+    int done = run_gates(team, &f, rows, cost_of(rows, 2 * hidden * ffn)) &&
                last_product(team, m->x, hidden, m->gated, rows, down, 1);
     free(f.own);
     return done;
@@ -199,7 +175,7 @@ static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
     return m->first[d->experts] = count;
 }
 
-/* Copy the rows of each expert, as its gate takes them where it has no order. */
+/* Copy the rows of each expert, as its gate takes them. */
 static void gather_rows(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -209,10 +185,7 @@ static void gather_rows(void *work, int64_t task, float *unused)
     (void)unused;
     for (int64_t i = task * ROWS_A_TASK; i < end; i++) {
         const float *from = m->normed + m->order[i] * stride;
-        if (f->gate_up->order == NULL)
-            take_inputs(m->gathered + i * stride, from, stride, 1, f->gate_up);
-        else
-            memcpy(m->gathered + i * stride, from, (size_t)f->hidden * sizeof(float));
+        take_inputs(m->gathered + i * stride, from, stride, 1, f->gate_up);
     }
 }
 
@@ -222,7 +195,7 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
     FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .experts = d->experts,
-                     .gate_up = &layer->gate_up, .down = &layer->down};
+                     .gate_up = &layer->gate_up, .down = &layer->down, .x = m->gathered};
     if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
                  0))
         return 0;
@@ -236,16 +209,12 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
     }
     f.group = group_for(most);
     int64_t cost = cost_of(1, runs * hidden * ffn);
-    int done = set_inputs(&f, runs) &&
-               run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK,
-                         runs * hidden, 1) &&
-               run_gates(team, &f, most, 2 * cost) &&
-               (!has_own_inputs(f.down) ||
-                run_tasks(team, take_down, &f, f.used, runs * ffn, 1)) &&
-               run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
-                         most * f.group * PANEL);
-    free(f.own);
-    return done;
+    return run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
+                     1) &&
+           run_gates(team, &f, most, 2 * cost) &&
+           (!has_own_inputs(f.down) || run_tasks(team, take_down, &f, f.used, runs * ffn, 1)) &&
+           run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
+                     most * f.group * PANEL);
 }
 
 /* m->x += the shared expert's output, scaled by its sigmoid gate. */

@@ -36,9 +36,8 @@ enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
  *
  * An INT4 panel is a block for each `group` inputs, the last filled up with zeros. A block holds
  *   uint32 [group / 8, PANEL]: the numbers of 8 inputs plus 8, the first in the lowest 4 bits;
- *   [PANEL] scales of scale_type, of either sign;
- *   int8 [PANEL] zero points, where zero_points is set.
- * A weight is scale * (number - zero point). Numbers are summed up over a group, and then scaled.
+ *   [PANEL] scales of scale_type, of either sign.
+ * A weight is scale * number. Numbers are summed up over a group, and then scaled.
  *
  * A COMPACT panel has the heads of all its blocks, of BLOCK_INPUTS inputs and the last of what is left,
  * and then its quads, of four inputs each. All is little-endian. Of the 32 places of a row, place
@@ -53,19 +52,15 @@ enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
  *   of each word    sign   -                                  step     mantissa: inputs 0, 1 and 2
  *   of the first    -      step of input 3                    -        -
  *   of the second   -      upper 4 bits of its mantissa       -        -
- *   of the third    -      lower 3 bits of it, then its sign  -        -
- *
- * A matrix whose groups have inputs from anywhere has its columns sorted by group, and their order. */
+ *   of the third    -      lower 3 bits of it, then its sign  -        - */
 typedef struct {
     const void *panels;
     const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
     const float *bias;  /* [out], added to each output; NULL for none */
     int64_t into, out;
     int64_t type;
-    int64_t group;       /* of INT4, as all below: inputs with one scale, a multiple of 32 */
-    int64_t scale_type;  /* FLOAT32, BFLOAT16 or FLOAT16 */
-    int64_t zero_points; /* 0 or 1 */
-    const int32_t *order; /* of any type, [into]: column i multiplies input order[i]; NULL for i */
+    int64_t group;      /* of INT4: inputs with one scale, a multiple of 32 */
+    int64_t scale_type; /* of INT4: FLOAT32, BFLOAT16 or FLOAT16 */
 } Matrix;
 
 /* A table of rows [count, width], for lookups. */

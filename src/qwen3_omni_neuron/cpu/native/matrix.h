@@ -32,7 +32,7 @@ static inline int64_t filled_up(int64_t into)
 /* Bytes of an INT4 block. */
 static inline int64_t block_bytes(const Matrix *w)
 {
-    return number_bytes(w->group) + (bytes_of(w->scale_type) + (w->zero_points != 0)) * PANEL;
+    return number_bytes(w->group) + bytes_of(w->scale_type) * PANEL;
 }
 
 /* Blocks of a COMPACT panel. */
@@ -50,8 +50,8 @@ static inline int64_t panel_bytes(const Matrix *w)
     return PANEL * w->into * bytes_of(w->type);
 }
 
-/* Matrix number `index` of several that follow each other, each of this shape, with scales and an order
- * of its own; all have one bias. */
+/* Matrix number `index` of several that follow each other, each of this shape, with scales of
+ * its own; all have one bias. */
 static inline Matrix matrix_at(const Matrix *stack, int64_t index)
 {
     Matrix one = *stack;
@@ -59,8 +59,6 @@ static inline Matrix matrix_at(const Matrix *stack, int64_t index)
         (const char *)stack->panels + index * panels_of(stack->out) * panel_bytes(stack);
     if (stack->scale != 0)
         one.scale = stack->scale + index * stack->out;
-    if (stack->order != 0)
-        one.order = stack->order + index * stack->into;
     return one;
 }
 

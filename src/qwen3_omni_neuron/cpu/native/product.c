@@ -9,7 +9,7 @@
 
 enum { ROWS_A_TASK = 8 };
 
-/* Make inputs in its order those that an INT4 matrix takes, in place, and add the sums. */
+/* Make inputs those that an INT4 matrix takes, in place, and add the sums. */
 static void take_int4_inputs(float *x, const Matrix *w)
 {
     /* 16^-i, then that times 2^149 / RAW_SUMS. See take_inputs for the last ones. */
@@ -38,9 +38,7 @@ void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows
 {
     int64_t stride = row_stride(w->into);
     for (int64_t r = 0; r < rows; r++, to += stride, from += from_stride) {
-        for (int64_t i = 0; w->order != NULL && i < w->into; i++)
-            to[i] = from[w->order[i]];
-        if (w->order == NULL && to != from)
+        if (to != from)
             memcpy(to, from, (size_t)w->into * sizeof(float));
         if (w->type == INT4)
             take_int4_inputs(to, w);
@@ -123,7 +121,7 @@ int last_product(Team *team, float *y, int64_t y_stride, float *x, int64_t rows,
                  int add)
 {
     int64_t stride = row_stride(w->into);
-    if (!has_own_inputs(w) || w->order != NULL)
+    if (!has_own_inputs(w))
         return product(team, y, y_stride, x, stride, rows, w, add);
     return take_rows(team, x, x, stride, rows, w) &&
            product_of(team, y, y_stride, x, stride, rows, w, add);

@@ -16,19 +16,19 @@ int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_st
 int last_product(Team *team, float *y, int64_t y_stride, float *x, int64_t rows, const Matrix *w,
                  int add);
 
-/* Whether a matrix takes its inputs in a form of its own: in its order, or as INT4 does. */
+/* Whether a matrix takes its inputs in a form of its own. */
 static inline int has_own_inputs(const Matrix *w)
 {
-    return w->order != NULL || w->type == INT4;
+    return w->type == INT4;
 }
 
-/* Write rows of inputs in the form that a matrix has of its own, with row_stride. A matrix without an
- * order takes them in place, too: where `to` is `from`.
+/* Write rows of inputs in the form that a matrix takes, with row_stride; also in place, where `to` is
+ * `from`.
  *
  * INT4 multiplies numbers where they lie in a word: number i of 8 as 0 to 15 times 16^i, the last one
  * shifted to where the first lies. So its inputs are divided by these powers of two. Each number is then
- * too large by 8 and by its zero point, which the sum of a group's inputs makes up for: the sums follow
- * filled_up(into) inputs.
+ * too large by 8, which the sum of a group's inputs makes up for: the sums follow filled_up(into)
+ * inputs.
  *
  * Where kernels->raw, the word's bits are taken for a float, which spares the conversion: a denormal one,
  * 2^-149 times the integer; the last two numbers are shifted to where numbers 4 and 5 lie. The inputs are

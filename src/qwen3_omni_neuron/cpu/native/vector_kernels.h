@@ -219,24 +219,19 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
                              const char *blocks, int64_t lane, int vectors, int64_t skip)
 {
     int64_t size = panel_bytes(m), group = m->group, into = filled_up(m->into);
-    int64_t block = block_bytes(m), scale_type = m->scale_type, zero_points = m->zero_points;
+    int64_t block = block_bytes(m), scale_type = m->scale_type;
     const char *numbers = blocks + lane * 4;
     const char *scales = blocks + number_bytes(group) + lane * bytes_of(scale_type);
-    const char *zeros = blocks + number_bytes(group) + PANEL * bytes_of(scale_type) + lane;
     for (int64_t start = 0; start < into; start += group) {
         int64_t end = smaller(into, start + group);
         int64_t ahead = AHEAD(type);
         if (numbers + ahead >= blocks + size)
             ahead += skip;
         Vector sums[12][8];
-        /* A weight is a number less 8 and the zero point: of all inputs of the group together. */
-        for (int v = 0; v < vectors; v++) {
-            Vector less = (Vector){0} - 8.0f;
-            if (zero_points)
-                less -= KIND(widened)(zeros + v * LANES / PANEL * size, v * LANES % PANEL, INT8);
+        /* A weight is a number less 8: of all inputs of the group together. */
+        for (int v = 0; v < vectors; v++)
             for (int r = 0; r < rows; r++)
-                sums[r][v] = added[r * x_stride] * less;
-        }
+                sums[r][v] = added[r * x_stride] * ((Vector){0} - 8.0f);
         for (int64_t k = start; k < end; k += 8)
             KIND(add_numbers)(sums, x + k, x_stride, rows, numbers + (k - start) / 8 * PANEL * 4,
                               type, size, vectors, ahead);
@@ -248,7 +243,7 @@ INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *ad
             for (int r = 0; r < rows; r++)
                 total[r][v] = KIND(fused)(sums[r][v], scale, total[r][v]);
         }
-        numbers += block, scales += block, zeros += block, added++;
+        numbers += block, scales += block, added++;
     }
 }
 
