@@ -1,6 +1,5 @@
 """Child processes: start, end with the parent, report of output and exceptions, shared files."""
 
-import faulthandler
 import os
 import pickle
 import signal
@@ -12,13 +11,11 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
 MOST_OUTPUT_BYTES = 1 << 20  # most of its output that a child keeps in its file
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
-STACK_SIGNAL = signal.SIGUSR1  # makes a child print its stack, whatever it is doing
 _HELD = (signal.SIGINT, signal.SIGTERM)  # signals that must interrupt neither its start nor imports
 _START_S = 1.0  # longest wait for another thread that is starting a child
 _starting = threading.Lock()
@@ -29,22 +26,15 @@ class OutputTail:
     """Temporary file for the stdout and stderr of a child, of which it returns the end."""
 
     def __init__(self) -> None:
-        self._at_close = ""
         self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
+        self.close = self.file.close
 
     def read(self) -> str:
-        """Return the last TAIL_BYTES of the output, after `close` those of that time."""
-        if self.file.closed:
-            return self._at_close
+        """Return the last TAIL_BYTES of the output."""
         # pread, because read would move the position at which the child writes.
         descriptor = self.file.fileno()
         begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
         return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Close the file, which frees it: it has no name."""
-        self._at_close = self.read()
-        self.file.close()
 
 
 def start_child(
@@ -115,26 +105,22 @@ def describe_exit(status: int | None) -> str:
 
 
 def follow_parent(parent: int) -> None:
-    """Make this process, a child, ignore Ctrl-C and end when its parent ends.
+    """Make this process, a child, ignore Ctrl-C and end when its parent ends, even in a call.
 
-    It ends together with its parent even in the middle of a call. If it has a session of its own,
-    the processes that it has started end, too. See `take_signals` for the signals.
-    parent: the parent's process id.
+    If it has a session of its own, the processes that it has started end, too. parent: the parent's
+    process id.
     """
     take_signals()
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
 def take_signals() -> None:
-    """Make this process, a child, ignore Ctrl-C, and print its stack at STACK_SIGNAL.
+    """Make this process, a child, ignore Ctrl-C, and take the signals that its parent has blocked.
 
-    SIGTERM, which `start_child` has blocked, too, is taken from now on. Ctrl-C reaches every
-    process of the terminal; the parent decides how to react.
+    Ctrl-C reaches every process of the terminal; the parent decides how to react.
     """
-    # The parent has blocked the signals until here, so that they can't interrupt the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
-    faulthandler.register(STACK_SIGNAL, all_threads=False)
 
 
 def trim_output() -> None:
@@ -162,45 +148,24 @@ class EngineTracebackError(Exception):
     """Traceback of an exception in the engine's process, as text: the `__cause__` here."""
 
 
-@dataclass(frozen=True)
 class SentException:
-    """An exception in a form that can be sent.
+    """An exception in a form that can be sent: where it can't be pickled, a RuntimeError."""
 
-    pickled: the exception, None where it can't be pickled. summary: its type and message. text: its
-    traceback.
-    """
-
-    pickled: bytes | None
-    summary: str
-    text: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "SentException":
-        """Make one of an exception that was caught."""
+    def __init__(self, error: Exception) -> None:
+        self._text = "".join(traceback.format_exception(error))
         try:
-            pickled = pickle.dumps(error)
+            pickle.loads(pickle.dumps(error))
+            self._error = error
         except Exception:
-            pickled = None
-        summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return cls(pickled, summary, "".join(traceback.format_exception(error)))
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            self._error = RuntimeError(
+                f"the engine's process raised what can't be sent to this one: {summary}"
+            )
 
     def exception(self) -> Exception:
-        """Return the exception, with the traceback of its process as `__cause__`.
-
-        It has its own type; if it can't be unpickled, it is a RuntimeError that names that type.
-        """
-        error: Exception | None = None
-        if self.pickled is not None:
-            try:
-                error = pickle.loads(self.pickled)
-            except Exception:
-                error = None
-        if not isinstance(error, Exception):
-            error = RuntimeError(
-                f"the engine's process raised what can't be sent to this one: {self.summary}"
-            )
-        error.__cause__ = EngineTracebackError(f"\n{self.text}")
-        return error
+        """Return the exception, with the traceback of its process as `__cause__`."""
+        self._error.__cause__ = EngineTracebackError(f"\n{self._text}")
+        return self._error
 
 
 def nameless_file() -> BinaryIO:
@@ -209,10 +174,8 @@ def nameless_file() -> BinaryIO:
     It is memory where the system can do that, else a temporary file. The kernel frees it when the
     last process that has it open or mapped ends, in whatever way.
     """
-    if sys.platform == "linux":
-        # Not in /dev/shm, which a container often limits to 64 MiB.
-        descriptor = os.memfd_create("qwen3-omni", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        file: BinaryIO = os.fdopen(descriptor, "r+b", buffering=0)
-    else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, it is kept
-    return file
+    if sys.platform != "linux":
+        return tempfile.TemporaryFile(buffering=0)
+    # Not in /dev/shm, which a container often limits to 64 MiB.
+    descriptor = os.memfd_create("qwen3-omni", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    return os.fdopen(descriptor, "r+b", buffering=0)

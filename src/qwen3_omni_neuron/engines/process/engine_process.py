@@ -1,45 +1,241 @@
-"""The caller's side of a process with one engine: start it, call the engine, end it."""
+"""The caller's side of processes with an engine each: start them, call the engines, end them."""
 
 import logging
+import math
 import os
+import pickle
 import select
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.engines.process.child import (
-    STACK_SIGNAL,
-    OutputTail,
-    describe_exit,
-    start_child,
-)
+from qwen3_omni_neuron.engines.process.child import OutputTail, describe_exit, start_child
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 
 logger = logging.getLogger(__name__)
 
-LIVENESS_S = 1.0  # how often a call checks that the process still runs: see _wait
-# Time for a process to end after its connection is closed, after SIGTERM, and after SIGKILL.
-DISCONNECT_S, TERMINATE_S, KILL_S = 1.0, 1.0, 5.0
-STACK_S = 0.1  # time for it to print its stack
+SERVER = "qwen3_omni_neuron.engines.process.server"
+END_S, KILL_S = 1.0, 5.0  # time for a process to end after its connection, and after SIGKILL
+TICK_S = 0.1
+GRACE_S = 0.5  # time the other processes have to answer after one has failed
 
 
-class EngineProcess:
-    """A process that builds one engine and runs calls of its methods.
+class EngineGroup:
+    """Processes that build an engine each, and are sent the same calls in the same order.
 
-    An engine is any object with a `close` method. The process is started at once; `wait_ready`
-    waits for the engine, so that several can be built at the same time. The process ends with
-    `close`, and also when this process ends, in whatever way.
-
-    _calling guards the mailbox: a call holds it from its request to its answer. _state guards
-    _refusal, the error that every later call raises. _closing lets one thread close, or look.
+    An engine is any object with a `close` method and the attribute `fault`: see engines.protocols.
+    A call is for all of them, or for the first ones alone. It returns the first one's result when
+    all that it is for have answered. If a process ends, hangs, or fails where others don't, all are
+    ended: they may be waiting for each other, and none can go on without it. They end with `close`,
+    and also when this process ends, in whatever way.
     """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        factories: Sequence[Callable[[], Any]],
+        environments: Sequence[Mapping[str, str]],
+        threads: int | None = None,
+    ) -> None:
+        """Start the processes, which build their engines side by side.
+
+        names: the engines' names in messages. factories: make the engines; they are pickled, so
+        each must be a function of a module or a functools.partial of one, not from the main script.
+        environments: environment variables to add. threads: number of threads of torch's operations
+        in a process.
+        Raises OSError if one can't be started, and errors of pickling a factory.
+        """
+        self._calling = threading.Lock()  # held from a request to the last answer
+        self._closing = threading.Lock()
+        self._error: Qwen3OmniError | None = None  # of every later call
+        self._started = time.monotonic()
+        self._processes: list[_Process] = []
+        # Also ends them when this object is garbage collected, and at exit.
+        self._end = finalize(self, _end, self._processes)
+        requests = SharedBlock()
+        try:
+            for name, factory, env in zip(names, factories, environments, strict=True):
+                process = _Process(name, env, requests)
+                self._processes.append(process)
+                # As bytes, which are not in the block that they all share.
+                process.post(process.mailbox.pack((pickle.dumps(factory), threads)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [process.popen.pid for process in self._processes]
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every engine is built, once.
+
+        timeout_s: longest wait from now. Raises the error of an engine's build, and EngineDiedError
+        if a process ended or took longer. All are closed then.
+        """
+        try:
+            with self._calling:
+                self._refuse_where_ended()
+                _, failures = self._collect("starting", self._processes, timeout_s)
+                for failure in failures.values():
+                    raise failure
+        except BaseException:
+            self.close()
+            raise
+        for process in self._processes:
+            seconds = time.monotonic() - self._started
+            logger.info("%s is ready after %.1f s", process.label, seconds)
+
+    def call(
+        self,
+        method: str,
+        *arguments: object,
+        limit_s: float = math.inf,
+        members: int | None = None,
+    ) -> Any:
+        """Call a method of every engine. Calls from several threads run one after the other.
+
+        limit_s: time after which the call counts as hung. members: number of the first engines that
+        are called; None: all.
+        Raises the error that every one of them raised, with its traceback as `__cause__`;
+        EngineDiedError that names a process that ended, hung, or failed alone; ClosedError after
+        `close`. A call in progress raises the last two at once.
+        """
+        return self._request((method, arguments), limit_s, members)
+
+    def read(self, attribute: str) -> Any:
+        """Return the current value of an attribute of the engine. Raises the errors of `call`."""
+        return self._request((attribute, None))
+
+    def fault(self) -> EngineDiedError | None:
+        """Poll the processes. Returns an error if no call can be made, else None.
+
+        If one has ended, all are ended. During a call nothing is polled here: the call does it.
+        Returns None after `close`. Any thread may call it.
+        """
+        if self._error is None and self._calling.acquire(blocking=False):
+            try:
+                for process in self._processes:
+                    if process.popen.poll() is not None:
+                        self._died(process)
+                        break
+            finally:
+                self._calling.release()
+        error = self._error
+        return EngineDiedError(*error.args) if isinstance(error, EngineDiedError) else None
+
+    def close(self) -> None:
+        """End the processes within seconds: close their connections, then kill them.
+
+        Any thread may call it, also while another thread is in a call. A second call does nothing.
+        """
+        if self._error is None:
+            self._error = ClosedError("The model's engines were closed. Load the model again.")
+        with self._closing:
+            self._end()
+            with self._calling:  # the disconnection has woken a call in progress
+                for process in self._processes:
+                    process.close()
+
+    def _request(
+        self, request: tuple[str, Any], limit_s: float = math.inf, members: int | None = None
+    ) -> Any:
+        with self._calling:
+            self._refuse_where_ended()
+            called = self._processes[:members]
+            packed = called[0].mailbox.pack(request)
+            try:
+                for process in called:
+                    process.post(packed)
+                results, failures = self._collect(request[0], called, limit_s)
+                if failures and len(failures) < len(called):
+                    index, cause = next(iter(failures.items()))
+                    raise EngineDiedError(
+                        f"{called[index].label} failed and others did not ({cause}), which ended "
+                        "all. Load the model again."
+                    ) from cause
+            except BaseException as error:
+                self._kill(error)
+                raise
+            if failures:
+                raise failures[0]
+            return results[0]
+
+    def _collect(
+        self, what: str, called: "Sequence[_Process]", limit_s: float
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Take the processes' answers. Returns results and exceptions by their indices.
+
+        After an exception the other processes have GRACE_S to answer. Raises EngineDiedError for a
+        process that ended and, where none failed, for those that take longer than the limit.
+        """
+        results: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        waiting = {process.mailbox.fileno(): index for index, process in enumerate(called)}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        # Time is counted in ticks without an answer: a clock goes on while all are stopped.
+        ticks, most = 0, limit_s / TICK_S
+        while waiting:
+            ready = poll.poll(1000 * TICK_S)
+            for descriptor, _ in ready:
+                index = waiting.pop(descriptor)
+                poll.unregister(descriptor)
+                try:
+                    done, value = called[index].mailbox.receive()
+                except DisconnectedError:
+                    raise self._died(called[index]) from None
+                if done:
+                    results[index] = value
+                else:
+                    most = most if failures else ticks + GRACE_S / TICK_S
+                    failures[index] = value.exception()
+            ticks += not ready
+            if waiting and ticks >= most:
+                if failures:
+                    break
+                late = [called[index] for index in waiting.values()]
+                raise EngineDiedError(
+                    f"{', '.join(process.label for process in late)} did not finish {what!r} "
+                    f"within {limit_s:.1f} s, which ended all. Load the model again."
+                    + "".join(process.quoted_output() for process in late)
+                )
+        return results, failures
+
+    def _died(self, process: "_Process") -> Qwen3OmniError:
+        """Return the error with the reason why a connection ended, after killing all."""
+        if self._error is None:
+            status = None
+            with suppress(subprocess.TimeoutExpired):
+                status = process.popen.wait(END_S)
+            problem = f"{process.label} {describe_exit(status)}. Load the model again."
+            self._kill(EngineDiedError(problem + process.quoted_output()))
+        assert self._error is not None
+        return self._error
+
+    def _kill(self, error: BaseException) -> None:
+        """Kill every process. Later calls raise the reason."""
+        if self._error is None:
+            said = "A call was interrupted, which ended its processes. Load the model again."
+            self._error = error if isinstance(error, EngineDiedError) else ClosedError(said)
+        for process in self._processes:
+            process.popen.kill()
+
+    def _refuse_where_ended(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+
+
+class EngineProcess(EngineGroup):
+    """A process with one engine. See EngineGroup for the arguments."""
 
     def __init__(
         self,
@@ -47,281 +243,53 @@ class EngineProcess:
         factory: Callable[[], Any],
         env: Mapping[str, str] | None = None,
         threads: int | None = None,
-        requests: SharedBlock | None = None,
     ) -> None:
-        """Start the process.
+        super().__init__([name], [factory], [env or {}], threads)
 
-        name: the engine's name in messages. factory: makes the engine; it is pickled, so it must be
-        a function of a module or a functools.partial of one, not from the main script.
-        env: environment variables to add to this process's; they are set before the new process
-        imports anything. threads: number of threads of torch's operations in it. requests: the
-        block for requests, where several processes are sent the same ones; see
-        engines.process.engine_group.
-        Raises OSError if it can't be started, and errors of pickling the factory.
-        """
-        self._name = name
-        self._calling = threading.Lock()
-        self._state = threading.Lock()
-        self._closing = threading.Lock()
-        self._refusal: tuple[type[Qwen3OmniError], str] | None = None
-        self._ready = self._was_stopped = False
-        self._started = time.monotonic()
-        self._output = OutputTail()
-        self._mailbox, self._process = _start(self._output, env or {}, requests)
-        self._poll = select.poll()
-        self._poll.register(self._mailbox.fileno(), select.POLLIN)
-        # Also ends the process when this object is garbage collected, and at exit.
-        self._end = finalize(self, _end, self._mailbox, self._process)
+
+class _Process:
+    """A started process, its connection, and its output."""
+
+    def __init__(self, name: str, env: Mapping[str, str], requests: SharedBlock):
+        self.output = OutputTail()
+        ours, theirs = socket.socketpair()
+        answers = SharedBlock()
+        self.mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
+        descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())
+        variables = {**os.environ, **env}
         try:
-            self._mailbox.send((factory, threads))
-        except DisconnectedError:
-            return  # wait_ready raises it
+            with theirs:
+                self.popen = start_child(
+                    SERVER, descriptors, self.output, variables, stdin=subprocess.DEVNULL
+                )
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the engine is built.
-
-        timeout_s: longest wait from now. Raises the error of the build, and EngineDiedError if the
-        process ended or took longer; it is closed then.
-        """
-        try:
-            with self._calling:
-                self._refuse_where_ended()
-                if not self._ready:
-                    self._exchange(None, timeout_s)
-                    self._ready = True
-                    seconds = time.monotonic() - self._started
-                    logger.info("%s is ready after %.1f s", self.label, seconds)
-        except BaseException:
-            self.close()
-            raise
-
-    def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the engine. Calls from several threads run one after the other.
-
-        Raises the method's exception, with its traceback as `__cause__`; EngineDiedError if the
-        process ended; ClosedError after `close`. A call in progress raises the last two at once.
-        """
-        with self._calling:
-            self._refuse_where_ended()
-            return self._exchange((method, arguments))
-
-    def read(self, attribute: str) -> Any:
-        """Return the current value of an attribute of the engine. Raises the errors of `call`."""
-        with self._calling:
-            self._refuse_where_ended()
-            return self._exchange((attribute, None))
-
-    def pack(self, method: str, *arguments: object) -> bytes:
-        """Pack a call for every process that shares the block of requests; see `post`."""
-        return self._mailbox.pack((method, arguments))
+        self.label = f"The {name} engine (process {self.popen.pid})"
 
     def post(self, packed: bytes) -> None:
-        """Send a packed call, whose answer `take` returns. One thread at a time.
-
-        Raises ClosedError after `close`. If the process has ended, `take` raises the error.
-        """
-        self._refuse_where_ended()
+        """Send a message. Where the process has ended, its answer tells why."""
         with suppress(DisconnectedError):
-            self._mailbox.post(packed)
+            self.mailbox.post(packed)
 
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when an answer can be taken."""
-        return self._mailbox.fileno()
-
-    def take(self) -> tuple[bool, Any]:
-        """Receive the answer to a posted call, or to the build of the engine.
-
-        Returns True and the result, or False and the exception. Raises EngineDiedError.
-        """
-        try:
-            done, value = self._mailbox.receive()
-        except DisconnectedError:
-            raise self._died() from None
-        return done, value if done else value.exception()
-
-    def fault(self) -> EngineDiedError | None:
-        """Poll the process, also during a call. Returns an error if it can't be called, else None.
-
-        A process that two polls in a row find stopped is ended. One poll is not enough: it may come
-        between the signals that continue a process group one by one, as the terminal's fg does.
-        Returns None after `close`.
-        """
-        if self._refusal is None and self._closing.acquire(blocking=False):
-            try:
-                if self._process.poll() is not None:
-                    self._died()
-                stopped = self._refusal is None and _is_stopped(self.pid)
-                if stopped and self._was_stopped:
-                    self._end_stopped()
-                self._was_stopped = stopped
-            finally:
-                self._closing.release()
-        if self._refusal is None or self._refusal[0] is not EngineDiedError:
-            return None
-        return EngineDiedError(self._refusal[1])
-
-    def check(self) -> None:
-        """Raise EngineDiedError if the process has ended or is stopped; a stopped one is ended.
-
-        Nothing is raised while an answer that it sent before its end can still be received.
-        """
-        if self._process.poll() is not None:
-            if self._poll.poll(0):
-                return
-            raise self._died()
-        if _is_stopped(self.pid):
-            self._end_stopped()
-            raise self._died()
-
-    def stack(self) -> str:
-        """Make the process print its main thread's stack. Returns the end of its output."""
-        self._process.send_signal(STACK_SIGNAL)
-        time.sleep(STACK_S)
-        return self._quoted_output()
-
-    def end(self, reason: str) -> None:
-        """Kill the process at once. Later calls raise EngineDiedError with the reason."""
-        self._refuse(EngineDiedError, reason)
-        self._process.kill()
-
-    def close(self) -> None:
-        """End the process within seconds: close its connection, then terminate it, then kill it.
-
-        Any thread may call it, also while another thread is in a call. A second call does nothing.
-        """
-        self._refuse(ClosedError, f"{self.label} was closed. Load the model again.")
-        with self._closing:
-            self._end()
-            with self._calling:  # the disconnection has woken a call in progress
-                self._mailbox.close()
-                self._output.close()
-
-    @property
-    def label(self) -> str:
-        """The engine's name and the process's id, for messages."""
-        return f"The {self._name} engine (process {self.pid})"
-
-    def _exchange(self, request: object | None, timeout_s: float | None = None) -> Any:
-        """Send a request, if there is one, and wait for the next answer."""
-        try:
-            if request is not None:
-                self._mailbox.send(request)
-            self._wait(timeout_s)
-            done, value = self._mailbox.receive()
-        except DisconnectedError:
-            raise self._died() from None
-        except Exception:  # the request was not sent, or the answer was received whole
-            raise
-        except BaseException:
-            # A KeyboardInterrupt: the next call would receive this call's answer.
-            self._refuse(ClosedError, f"A call of {self.label} was interrupted, which ended it.")
-            self._process.kill()
-            raise
-        if not done:
-            raise value.exception()
-        return value
-
-    def _wait(self, timeout_s: float | None) -> None:
-        """Wait for an answer or the end of the connection."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wait_s = LIVENESS_S
-        while True:
-            if deadline is not None:
-                wait_s = min(LIVENESS_S, deadline - time.monotonic())
-                if wait_s <= 0:
-                    problem = f"{self.label} was not ready within {timeout_s:g} s, and was ended."
-                    raise EngineDiedError(problem + self._quoted_output())
-            if self._poll.poll(1000 * wait_s):
-                return
-            # A stopped process never answers, and a child of the process may keep the connection
-            # open after its end.
-            self.check()
-
-    def _end_stopped(self) -> None:
-        self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
-
-    def _died(self) -> Qwen3OmniError:
-        """Return the error with the reason why the connection ended."""
-        if self._refusal is None:
-            try:
-                status = self._process.wait(TERMINATE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                status = None
-            problem = f"{self.label} {describe_exit(status)}. Load the model again."
-            self._refuse(EngineDiedError, problem + self._quoted_output())
-        assert self._refusal is not None
-        kind, message = self._refusal
-        return kind(message)
-
-    def _quoted_output(self) -> str:
-        tail = self._output.read()
+    def quoted_output(self) -> str:
+        tail = self.output.read()
         return f"\nThe end of its output:\n{tail}" if tail else "\nIt printed nothing."
 
-    def _refuse(self, kind: type[Qwen3OmniError], message: str) -> None:
-        """Make every later call raise an error. The first error that is set stays."""
-        with self._state:
-            if self._refusal is None:
-                self._refusal = (kind, message)
-
-    def _refuse_where_ended(self) -> None:
-        if self._refusal is not None:
-            kind, message = self._refusal
-            raise kind(message)
+    def close(self) -> None:
+        self.mailbox.close()
+        self.output.close()
 
 
-def _start(
-    output: OutputTail, env: Mapping[str, str], requests: SharedBlock | None
-) -> "tuple[Mailbox, subprocess.Popen[bytes]]":
-    """Start a server process. Returns this end of its mailbox, and the process."""
-    ours, theirs = socket.socketpair()
-    requests, answers = requests or SharedBlock.create(), SharedBlock.create()
-    mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
-    descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())
-    server = "qwen3_omni_neuron.engines.process.server"
-    try:
-        process = start_child(
-            server, descriptors, output, {**os.environ, **env}, stdin=subprocess.DEVNULL
-        )
-    except BaseException:
-        mailbox.close()
-        output.close()
-        raise
-    finally:
-        theirs.close()
-    return mailbox, process
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, as by SIGSTOP, and not by a debugger.
-
-    False where the system does not say.
-    """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
-
-
-def _end(mailbox: Mailbox, process: subprocess.Popen) -> None:
-    """End the process by the mildest means that works."""
-    for end, wait_s in (
-        (mailbox.disconnect, DISCONNECT_S),
-        (process.terminate, TERMINATE_S),
-        (process.kill, KILL_S),
-    ):
-        end()
+def _end(processes: Sequence[_Process]) -> None:
+    """End processes by the mildest means that works."""
+    for process in processes:
+        process.mailbox.disconnect()
+    until = time.monotonic() + END_S
+    for process in processes:
         try:
-            process.wait(wait_s)
-            return
+            process.popen.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            continue
+            process.popen.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.popen.wait(KILL_S)

@@ -1,9 +1,8 @@
 """Refusals in a child that os.fork made of a process with a loaded model.
 
-The child lacks its parent's threads. torch waits for its own for ever in an operation of the
-forking thread, and a lock that another thread held stays held. Engines' processes and temporary
-folders are still the parent's. So the child can neither use nor load a model, and deletes and ends
-nothing of its parent's when it exits.
+The child lacks its parent's threads, torch's too, and a lock that another thread held stays held.
+Engines' processes and temporary folders are still the parent's. So the child can neither use nor
+load a model, and deletes and ends nothing of its parent's when it exits.
 """
 
 import _thread  # threading.RLock is a function, which has no subclass
@@ -16,14 +15,8 @@ from qwen3_omni_neuron.errors import ForkError
 
 
 class _State:
-    """State of this process.
-
-    loader: id of the process that loaded a model, this one or one that it was forked from; None
-    before. forked: whether this process was forked after that.
-    """
-
-    loader: int | None = None
-    forked = False
+    loader: int | None = None  # process that loaded a model: this one, or one it was forked from
+    forked = False  # whether this process was forked after that
 
 
 def note_load() -> None:

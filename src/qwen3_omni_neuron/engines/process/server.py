@@ -1,8 +1,9 @@
 """The function that an engine's process runs: build the engine, then serve calls one at a time."""
 
+import os
+import pickle
 import select
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +23,10 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     """
     follow_parent(parent)
     trim_early()
-    mailbox = Mailbox(
-        socket.socket(fileno=connection),
-        SharedBlock.of_descriptor(incoming),
-        SharedBlock.of_descriptor(outgoing),
-    )
+    for descriptor in (connection, incoming, outgoing):  # they end with this process alone
+        os.set_inheritable(descriptor, False)
+    end = socket.socket(fileno=connection)
+    mailbox = Mailbox(end, SharedBlock(incoming), SharedBlock(outgoing))
     try:
         _serve(mailbox)
     except DisconnectedError:
@@ -35,54 +35,28 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
 
 def _serve(mailbox: Mailbox) -> None:
     try:
-        factory, threads = _receive_factory(mailbox)
+        factory, threads = mailbox.receive()
         if threads is not None:
             torch.set_num_threads(threads)
-        engine = factory()
+        engine = pickle.loads(factory)()
         keep_all()
-    except DisconnectedError:
-        raise
     except Exception as error:
-        mailbox.send((False, SentException.of(error)))
+        _answer(mailbox, error)
         return
     try:
-        mailbox.send((True, None))
-        wait = _idle(mailbox.fileno(), engine.fault)
+        mailbox.post(mailbox.pack((True, None)))
+        poll, memory = select.poll(), IdleMemory()
+        poll.register(mailbox.fileno(), select.POLLIN)
         while True:
-            wait()
+            trim_output()
+            while not poll.poll(1000 * LOOK_S):
+                # The error of an engine with processes of its own. A call raises it itself.
+                if engine.fault is not None and (fault := engine.fault()) is not None:
+                    raise fault
+                memory.look()
             _serve_request(mailbox, engine)
     finally:
         engine.close()
-
-
-def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
-    try:
-        return mailbox.receive()
-    except (AttributeError, ImportError) as error:
-        raise ImportError(
-            "the engine's process can't import the factory. Define it in a module, not in the "
-            "main script nor in a notebook"
-        ) from error
-
-
-def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Callable[[], None]:
-    """Return a function that waits for a request, and gives freed memory and disk space back.
-
-    fault: the `fault` method of an engine with processes of its own, else None; the error that it
-    returns is raised. During a call the engine raises it itself.
-    """
-    poll, memory = select.poll(), IdleMemory()
-    poll.register(descriptor, select.POLLIN)
-
-    def wait() -> None:
-        trim_output()
-        while not poll.poll(1000 * LOOK_S):
-            error = fault() if fault is not None else None
-            if error is not None:
-                raise error
-            memory.look()
-
-    return wait
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:
@@ -90,8 +64,13 @@ def _serve_request(mailbox: Mailbox, engine: Any) -> None:
     try:
         name, arguments = mailbox.receive()
         attribute = getattr(engine, name)
-        mailbox.send((True, attribute if arguments is None else attribute(*arguments)))
-    except DisconnectedError:
-        raise
+        value = attribute if arguments is None else attribute(*arguments)
+        mailbox.post(mailbox.pack((True, value)))
     except Exception as error:
-        mailbox.send((False, SentException.of(error)))
+        _answer(mailbox, error)
+
+
+def _answer(mailbox: Mailbox, error: Exception) -> None:
+    if isinstance(error, DisconnectedError):
+        raise error
+    mailbox.post(mailbox.pack((False, SentException(error))))
