@@ -70,13 +70,12 @@ from qwen3_omni_neuron.cpu.memory import memory_bytes
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
 from qwen3_omni_neuron.cpu.target import LIMITS, usable_cores
 from qwen3_omni_neuron.cpu.weights import expected_bytes
-from qwen3_omni_neuron.engines.process.heap import pages_read
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.call_cost import CHUNK, FRAMES, PROMPT, TOKENS, CallSeconds
 from testing.command_line import Figures, InputError, Row, natural, parser_of, positive, run
 from testing.headlines import PLAYS, headline
-from testing.memory import peak_mb
+from testing.memory import major_faults, peak_mb
 from testing.observed import Recorder
 from testing.prompts import prompt_of
 from testing.rates import Call, one_thread_each, products, reads
@@ -282,9 +281,9 @@ def counted_reply(omni: Qwen3Omni, options: Namespace) -> tuple[SpeechResult, di
     """Reply. Returns the pages that it waited for, too, and the rates before it and after it."""
     with machine(options) as beside:
         before = beside.rates_of(options.repeats)
-        pages = pages_read()
+        pages = major_faults()
         result = omni.generate_audio(QUESTION, cache_key="new", **limits(options))
-        pages = pages_read() - pages
+        pages = major_faults() - pages
         after = beside.rates_of(options.repeats)
     return result, {"major_faults": pages, "rates_before": before, "rates_after": after}
 

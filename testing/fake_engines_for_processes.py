@@ -183,6 +183,44 @@ class FakeVocoder:
         return
 
 
+class FakeRank:
+    """Engine of one of several processes. refuses: number of the one that can't be built."""
+
+    fault = None
+
+    def __init__(self, number: int, refuses: int = -1):
+        if number == refuses:
+            raise ValueError(f"rank {number} was not built")
+        if refuses >= 0:
+            time.sleep(600)  # waits for the rank that is not built
+        self._number = number
+
+    def total(self, x: Tensor) -> tuple[int, float]:
+        return self._number, float(x.sum())
+
+    def fail(self, only: int = -1) -> None:
+        if only in (-1, self._number):
+            raise ValueError(f"no {self._number}")
+
+    def fail_or_wait(self, failing: int) -> None:
+        self.fail(failing)
+        time.sleep(60)
+
+    def end(self, ending: int) -> None:
+        """End one rank by a signal, while the others wait for it."""
+        if self._number == ending:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    def hang(self, hanging: int) -> None:
+        """Let one rank hang, while the others finish."""
+        if self._number == hanging:
+            time.sleep(60)
+
+    def close(self) -> None:
+        return
+
+
 def broken_engine() -> FakeThinker:
     raise CheckpointError("config.json is missing. Download the checkpoint again.")
 
@@ -202,7 +240,7 @@ def wait_as_parent() -> None:
     processes = [EngineProcess("thinker", FakeThinker) for _ in range(2)]
     for process in processes:
         process.wait_ready(60)
-    sys.stdout.write(f"{processes[0].pid} {processes[1].pid}\n")
+    sys.stdout.write(f"{processes[0].pids[0]} {processes[1].pids[0]}\n")
     sys.stdout.flush()
     processes[0].call("stall", 600)
 
@@ -213,6 +251,6 @@ def kill_one_leave_one() -> None:
     for process in (lost, forgotten):
         process.wait_ready(60)
         process.call("echo", torch.zeros(3_000_000))
-    os.kill(lost.pid, signal.SIGKILL)
+    os.kill(lost.pids[0], signal.SIGKILL)
     lost.close()
-    sys.stdout.write(f"{forgotten.pid}\n")
+    sys.stdout.write(f"{forgotten.pids[0]}\n")

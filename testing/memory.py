@@ -1,6 +1,8 @@
 """Memory of this process, as Linux counts it in MiB, and of torch's tensors; its open files."""
 
+import ctypes
 import gc
+import resource
 from pathlib import Path
 
 
@@ -21,11 +23,17 @@ def total_mb() -> float:
 
 def allocated_mb() -> float | None:
     """Return the memory that malloc has allocated and not freed; None without glibc's malloc."""
-    # Here, because the package is not installed where other packages are measured.
-    from qwen3_omni_neuron.engines.process.heap import allocated_bytes
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return None
+    mallinfo.restype = _MallocInfo
+    sizes = mallinfo().sizes
+    return (sizes[4] + sizes[7]) / 2**20  # hblkhd, uordblks
 
-    allocated = allocated_bytes()
-    return None if allocated is None else allocated / 2**20
+
+def major_faults() -> int:
+    """Return how often this process has waited for a page from the disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def open_files() -> int:
@@ -44,6 +52,12 @@ def live_tensor_bytes() -> int:
     dense = [x for x in tensors if x.device.type == "cpu" and x.layout == torch.strided]
     on_host = [x.untyped_storage() for x in dense]
     return sum({storage.data_ptr(): storage.nbytes() for storage in on_host}.values())
+
+
+class _MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
 
 
 def _status_mb(name: str) -> float:

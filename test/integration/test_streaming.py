@@ -182,7 +182,9 @@ def split(checkpoint: Path) -> Iterator[Qwen3Omni]:
 
 def process_ids(omni: Qwen3Omni) -> dict[str, int]:
     engines = omni._pipeline._engines
-    return {name: getattr(engines, name).process.pid for name in ("thinker", "talker", "vocoder")}
+    return {
+        name: getattr(engines, name).process.pids[0] for name in ("thinker", "talker", "vocoder")
+    }
 
 
 def alive(pid: int) -> bool:

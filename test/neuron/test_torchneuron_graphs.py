@@ -22,6 +22,7 @@ from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron import graph as graph_module
 from qwen3_omni_neuron.neuron.torchneuron.graph import (
     Collectives,
     CompiledGraph,
@@ -78,15 +79,16 @@ def stand_in() -> Iterator[None]:
     ids={LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get,
 )
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
-    case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+    case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """With the state that the graphs of a part share and renew."""
     part = case.partition(" ")[0]
     plan = replace(plan, dtype="int8") if case == INT8 else plan
     spec = part_spec(config, plan, part)
     write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
-    compilations: list[None] = []
-    compiled = PartGraphs(spec, CPU, tmp_path, compiling=lambda: compilations.append(None))
+    compilations = counted(monkeypatch)
+    compiled = PartGraphs(spec, CPU, tmp_path)
     weights = load_models(Checkpoint(checkpoint), config, torch.float32)
     models = with_weights(static_models(config, torch.float32), weights)
     if case == INT8:
@@ -114,7 +116,21 @@ def seeded(number: int) -> torch.Generator:
     return torch.Generator().manual_seed(number)
 
 
-def test_a_call_renews_the_state_that_it_is_given(config: OmniConfig) -> None:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that gets a row for each graph that is compiled."""
+    rows, compile_module = list[object](), graph_module.compile_module
+
+    def compiling(*given: Any) -> Any:
+        rows.append(given[0])
+        return compile_module(*given)
+
+    monkeypatch.setattr(graph_module, "compile_module", compiling)
+    return rows
+
+
+def test_a_call_renews_the_state_that_it_is_given(
+    config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One compiled graph serves any tensors of its shapes, and changes no others."""
     plan = replace(LEAN_PLAN, max_concurrency=1)
     spec = part_spec(config, plan, "talker")
@@ -124,9 +140,9 @@ def test_a_call_renews_the_state_that_it_is_given(config: OmniConfig) -> None:
     with torch.no_grad():
         for number, parameter in enumerate(share.owner.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=seeded(number)) / 8)
-    compilations: list[None] = []
+    compilations = counted(monkeypatch)
     weights = Weights(share.owner, CPU)
-    compiled = CompiledGraph(graph, share.owner, weights, CPU, lambda: compilations.append(None))
+    compiled = CompiledGraph(graph, share.owner, weights, CPU)
     states = [tuple(torch.randn(s.shape, generator=seeded(n)) for s in graph.state) for n in (1, 2)]
     before = [tuple(held.clone() for held in state) for state in states]
     for number in (0, 1, 0):
@@ -191,5 +207,5 @@ def test_types_that_the_device_lacks_are_refused_before_anything_is_compiled(
     wide = next(iter(all_graphs(config, replace(TINY_PLAN, dtype="float64"))))
     with pytest.raises(AssertionError, match="float64"):
         owner = torch.nn.Identity()
-        CompiledGraph(wide, owner, Weights(owner, CPU), CPU, lambda: None)
+        CompiledGraph(wide, owner, Weights(owner, CPU), CPU)
     assert isinstance(wide, Graph)

@@ -1,14 +1,10 @@
 """Memory that malloc keeps goes back to the system."""
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-
-from qwen3_omni_neuron.engines.process.heap import allocated_bytes, pages_read
 
 SCRIPT = """
 import os, threading
@@ -49,31 +45,6 @@ def test_the_ends_of_arenas_go_back_early() -> None:
     assert as_it_is > 100
 
 
-HELD = """
-import itertools
-from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory, resident_mb, trim_early
-
-trim_early()
-seconds = itertools.count(step=LOOK_S)
-memory = IdleMemory(now=lambda: next(seconds))
-pieces = [bytes([1]) * 50_000 for _ in range(2000)]
-last = pieces[-1]  # below it malloc keeps what is freed
-memory.look()
-before = resident_mb()
-pieces.clear()
-memory.look()
-print(before - resident_mb())
-"""
-
-
-@pytest.mark.skipif(allocated_bytes() is None, reason="malloc is not glibc's of 2.33")
-def test_what_was_in_use_during_the_last_check_goes_back_once_it_is_freed() -> None:
-    """Resident memory has not grown since then."""
-    command = [sys.executable, "-c", HELD]
-    gone_mb = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert gone_mb > 80
-
-
 SERVED = """
 import gc, sys
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
@@ -95,32 +66,3 @@ def test_a_served_model_is_not_looked_through_for_garbage_and_its_vocabulary_is_
     assert made == str(find_spec("llguidance") is not None)
     assert kept > 50_000
     assert looked_through < kept / 20
-
-
-READ = """
-import mmap, os, resource, sys
-with open(sys.argv[1], "rb") as file:
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
-def test_pages_that_another_process_has_read_are_counted(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    with file.open("wb") as written:
-        written.write(bytes(16 << 20))
-        os.fsync(written.fileno())
-    command = [sys.executable, "-c", READ, str(file)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as other:
-        assert other.stdin is not None and other.stdout is not None
-        theirs = int(other.stdout.readline())
-        if theirs == 0:
-            pytest.skip("the temporary folder is in memory: no page is read from a disk")
-        assert pages_read([other.pid]) >= pages_read() + theirs
-        other.stdin.close()
-    assert pages_read([other.pid]) <= pages_read(), "it has ended"

@@ -4,14 +4,12 @@ import dataclasses
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,8 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, TAIL_BYTES
-from qwen3_omni_neuron.engines.process.engine_process import LIVENESS_S, EngineProcess
-from qwen3_omni_neuron.engines.process.mailbox import (
-    FIRST_BYTES,
-    KEPT_BYTES,
-    Mailbox,
-    SharedBlock,
-)
+from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
+from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES, SharedBlock
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
 from qwen3_omni_neuron.errors import (
@@ -99,56 +92,38 @@ DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7), (150, 150)], ids=str)
-@pytest.mark.diagonal
-def test_a_tensor_comes_back_as_it_was_sent(
-    shared: EngineProcess, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    sent = (torch.randn(shape) * 50).to(dtype)
-    back = shared.call("echo", sent)
-    assert back.dtype == dtype and back.shape == sent.shape
-    assert bits(back) == bits(sent)
-    back.zero_()  # its own memory, and writable
+def test_a_tensor_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
+    for dtype in DTYPES:
+        for shape in [(), (0,), (3, 0, 2), (1,), (5, 7), (150, 150)]:
+            sent = (torch.randn(shape) * 50).to(dtype)
+            back = shared.call("echo", sent)
+            assert back.dtype == dtype and back.shape == sent.shape
+            assert bits(back) == bits(sent)
+            assert not len(bits(back)) or back.data_ptr() % 16 == 0, "as torch aligns its memory"
+            back.zero_()  # its own memory, and writable
+    for rows in (9, 400):
+        table = torch.randn(rows, 60)
+        views = (
+            *(table.mT, table[::2, 1::3], table[:1].expand(4, -1), table.flip(0)),
+            *(table.clone().requires_grad_(), table.bfloat16().mT),
+        )
+        for sent in views:
+            back = shared.call("echo", sent)
+            assert torch.equal(back, sent) and back.is_contiguous() and not back.requires_grad
 
 
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda x: x.mT,
-    "strided": lambda x: x[::2, 1::3],
-    "expanded": lambda x: x[:1].expand(4, -1),
-    "requires_grad": lambda x: x.clone().requires_grad_(),
-    "flipped": lambda x: x.flip(0),
-}
-
-
-@pytest.mark.parametrize("rows", [9, 400])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_view_arrives_with_its_values(
-    shared: EngineProcess, view: Callable[[Tensor], Tensor], dtype: torch.dtype, rows: int
-) -> None:
-    sent = view(torch.randn(rows, 60).to(dtype))
-    back = shared.call("echo", sent)
-    assert torch.equal(back, sent) and back.is_contiguous() and not back.requires_grad
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        np.arange(12, dtype=np.float32).reshape(3, 4),
+def test_an_array_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
+    for sent in (
         np.arange(90_000, dtype=np.float32).reshape(300, 300).T,
         np.arange(90_000, dtype=np.int16)[::3],
         np.zeros((0, 3)),
         np.array(2.5),
         np.array(["2020-01-01"], dtype="datetime64[D]"),
         np.array(["text", None], dtype=object),
-    ],
-    ids=lambda a: f"{a.dtype}{a.shape}",
-)
-def test_an_array_comes_back_as_it_was_sent(shared: EngineProcess, sent: np.ndarray) -> None:
-    back = shared.call("echo", sent)
-    assert back.dtype == sent.dtype
-    np.testing.assert_array_equal(back, sent)
+    ):
+        back = shared.call("echo", sent)
+        assert back.dtype == sent.dtype
+        np.testing.assert_array_equal(back, sent)
 
 
 def test_nested_values_and_a_sparse_tensor_come_back(shared: EngineProcess) -> None:
@@ -170,22 +145,6 @@ def test_a_message_larger_than_the_block_makes_it_grow(shared: EngineProcess) ->
         sent = torch.randint(0, 255, (factor * FIRST_BYTES + 5,), dtype=torch.uint8)
         assert torch.equal(shared.call("echo", sent), sent)
     assert torch.equal(shared.call("echo", torch.ones(9)), torch.ones(9))
-
-
-def test_memory_of_a_large_message_goes_back_with_the_next_small_one() -> None:
-    block = SharedBlock.create()
-    blocks = [SharedBlock.of_descriptor(os.dup(block.fileno())) for _ in range(2)]
-    ends = socket.socketpair()
-    sender, receiver = Mailbox(ends[0], blocks[0], block), Mailbox(ends[1], blocks[1], block)
-    large = torch.ones(KEPT_BYTES + FIRST_BYTES, dtype=torch.uint8)
-    taken = []
-    for message in (large, torch.ones(40_000), large, torch.ones(40_000), 7 * large):
-        sender.send(message)
-        assert torch.equal(receiver.receive(), message)
-        taken.append(512 * os.fstat(block.fileno()).st_blocks)
-    assert min(taken[0], taken[2], taken[4]) >= KEPT_BYTES >= max(taken[1], taken[3])
-    sender.close()
-    receiver.close()
 
 
 def test_engines_answer_through_their_protocols(engines: Engines) -> None:
@@ -292,7 +251,7 @@ def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start: Pro
             process.call("echo", 1)
         assert time.monotonic() - begin < AT_ONCE_S
         words = str(caught.value)
-        assert f"The thinker engine (process {process.pid}) {DEATHS[how]}" in words
+        assert f"The thinker engine (process {process.pids[0]}) {DEATHS[how]}" in words
         assert "Load the model again" in words and "about to leave" in words
         assert ("Segmentation fault" in words) == (how == "segfault")
         assert str(again.value) == words
@@ -301,16 +260,13 @@ def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start: Pro
 def test_a_death_between_two_calls_is_told_by_the_next_one(start: Process) -> None:
     process = start()
     process.wait_ready(START_S)
-    os.kill(process.pid, signal.SIGKILL)
+    os.kill(process.pids[0], signal.SIGKILL)
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         process.call("echo", torch.zeros(100_000))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a call"])
-def test_a_process_that_ends_is_found_by_a_look(
-    start: Process, busy: bool, sent: signal.Signals
-) -> None:
+def test_a_process_that_ends_is_found_by_a_look(start: Process, busy: bool) -> None:
     """Between two calls, and by another thread than the one whose call ends with it."""
     process = start()
     process.wait_ready(START_S)
@@ -326,43 +282,16 @@ def test_a_process_that_ends_is_found_by_a_look(
     if busy:
         caller.start()
     assert process.fault() is None
-    os.kill(process.pid, sent)
-    looks = iter(range(1000))
-    while (fault := process.fault()) is None:
-        assert next(looks) < 999
-        time.sleep(0.01)
-    said = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "was stopped by a signal"}[sent]
-    assert isinstance(fault, EngineDiedError)
-    assert f"The thinker engine (process {process.pid}) {said}" in str(fault)
-    with pytest.raises(EngineDiedError, match=said):
+    os.kill(process.pids[0], signal.SIGKILL)
+    fault = fault_of(process)
+    assert f"The thinker engine (process {process.pids[0]}) was ended by SIGKILL" in fault
+    with pytest.raises(EngineDiedError, match="was ended by SIGKILL"):
         process.call("echo", 1)
     if busy:
         caller.join(START_S)
-        assert ended == [str(fault)]
+        assert ended == [fault]
     process.close()
-    assert str(process.fault()) == str(fault)
-
-
-def test_a_process_that_is_stopped_for_a_moment_goes_on(start: Process) -> None:
-    """Ctrl-Z and fg stop this process, too: its first look after them may find it stopped."""
-    process = start()
-    process.wait_ready(START_S)
-    os.kill(process.pid, signal.SIGSTOP)
-    while state_of(process.pid) != "T":
-        time.sleep(0.01)
-    assert process.fault() is None
-    os.kill(process.pid, signal.SIGCONT)
-    while state_of(process.pid) == "T":
-        time.sleep(0.01)
-    assert process.fault() is None and process.fault() is None
-    assert process.call("echo", 1) == 1
-
-
-def test_a_process_that_was_closed_has_no_fault(start: Process) -> None:
-    process = start()
-    process.wait_ready(START_S)
-    process.close()
-    assert process.fault() is None
+    assert str(process.fault()) == fault
 
 
 def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) -> None:
@@ -370,21 +299,18 @@ def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) 
     process = start(FakeParent)
     process.wait_ready(START_S)
     os.kill(process.call("child_pid"), signal.SIGKILL)
-    looks = iter(range(1000))
-    while (fault := process.fault()) is None:
-        assert next(looks) < 999
-        time.sleep(0.01)
-    assert "ended with exit status 1" in str(fault)
-    assert "EngineDiedError: The child of the thinker was ended" in str(fault)
+    fault = fault_of(process)
+    assert "ended with exit status 1" in fault
+    assert "EngineDiedError: The child of the thinker was ended" in fault
 
 
 def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) -> None:
     process = start()
     process.wait_ready(START_S)
-    before_mb = resident_mb_of(process.pid)
+    before_mb = resident_mb_of(process.pids[0])
     process.call("use_memory", 200)
     looks = iter(range(1000))
-    while resident_mb_of(process.pid) > before_mb + 50:
+    while resident_mb_of(process.pids[0]) > before_mb + 50:
         assert next(looks) < 999
         time.sleep(0.02)
     assert process.call("echo", 1) == 1
@@ -396,18 +322,6 @@ def test_what_an_engine_is_made_of_is_not_looked_through_for_garbage(
     kept, looked_through = shared.call("collected")
     assert kept > 50_000
     assert looked_through < kept / 20
-
-
-def test_a_process_that_was_stopped_ends_its_call(start: Process) -> None:
-    process = start()
-    process.wait_ready(START_S)
-    threading.Timer(0.2, os.kill, (process.pid, signal.SIGSTOP)).start()
-    begin = time.monotonic()
-    with pytest.raises(EngineDiedError, match=f"process {process.pid}.* was stopped by a signal"):
-        process.call("stall", 600)
-    assert time.monotonic() - begin < LIVENESS_S + AT_ONCE_S
-    process.close()
-    assert is_gone(process.pid)
 
 
 def test_close_ends_a_call_that_stalls(start: Process) -> None:
@@ -432,8 +346,9 @@ def test_close_ends_a_call_that_stalls(start: Process) -> None:
         waiting.join(AT_ONCE_S)
         assert not waiting.is_alive()
     assert ended and ended[0][0] - begin < AT_ONCE_S
-    assert is_gone(process.pid)
+    assert is_gone(process.pids[0])
     process.close()
+    assert process.fault() is None
     with pytest.raises(ClosedError, match="Load the model again"):
         process.call("echo", 1)
 
@@ -450,43 +365,26 @@ def test_what_fails_while_building_is_raised_here(start: Process) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is missing") as caught:
         processes[0].wait_ready(START_S)
     assert "in broken_engine" in str(caught.value.__cause__)
-    assert is_gone(processes[0].pid)
+    assert is_gone(processes[0].pids[0])
     with pytest.raises(EngineDiedError, match=r"exit status 4(.|\n)*no cores left"):
         remote_engines(processes[2], processes[1], None, START_S)
-    assert is_gone(processes[1].pid) and is_gone(processes[2].pid)
+    assert is_gone(processes[1].pids[0]) and is_gone(processes[2].pids[0])
     with pytest.raises(Exception, match="lambda"):
         start(lambda: None)
 
 
-def test_why_an_engine_can_not_be_built_is_not_lost_where_its_process_ends_at_once(
-    start: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says so and ends after the wait for its answer, before the look at the process."""
-    process = start(broken_engine)
-
-    def nothing_yet(*_: float) -> list[Any]:
-        monkeypatch.undo()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        return []
-
-    late = SimpleNamespace(poll=nothing_yet)
-    monkeypatch.setattr(process, "_poll", late)
-    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
-        process.wait_ready(START_S)
-
-
 def test_an_engine_that_is_not_ready_in_time_is_ended(start: Process) -> None:
     process = start(functools.partial(slow_engine, 600.0))
-    with pytest.raises(EngineDiedError, match=r"was not ready within 0\.5 s"):
+    with pytest.raises(EngineDiedError, match=r"did not finish 'starting' within 0\.5 s"):
         process.wait_ready(0.5)
-    assert is_gone(process.pid)
+    assert is_gone(process.pids[0])
 
 
 def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> None:
     process = start()
-    os.kill(process.pid, signal.SIGINT)  # while it is importing
+    os.kill(process.pids[0], signal.SIGINT)  # while it is importing
     process.wait_ready(START_S)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pids[0], signal.SIGINT)
     assert process.call("echo", 1) == 1
     # Here it interrupts the call, whose answer the next one must not take for its own. Tests that
     # were started in the background inherit that SIGINT is ignored.
@@ -510,8 +408,8 @@ def test_output_of_calls_does_not_fill_the_disk(start: Process) -> None:
         process.call("say", "a warning " * (MOST_OUTPUT_BYTES // 10))
     process.call("say", "the last words")
     process.call("echo", 1)
-    assert os.fstat(process._output.file.fileno()).st_size < 2 * TAIL_BYTES
-    assert process._output.read().endswith("a warning \nthe last words")
+    assert os.fstat(process._processes[0].output.file.fileno()).st_size < 2 * TAIL_BYTES
+    assert process._processes[0].output.read().endswith("a warning \nthe last words")
 
 
 def test_calls_hold_no_descriptors(shared: EngineProcess) -> None:
@@ -548,7 +446,7 @@ def test_a_process_that_was_lost_or_forgotten_leaves_neither_words_nor_itself() 
 
 
 def test_shared_memory_has_no_name_to_be_left_under() -> None:
-    block = SharedBlock.create()
+    block = SharedBlock()
     assert os.fstat(block.fileno()).st_nlink == 0
     block.close()
 
@@ -558,6 +456,15 @@ def script(line: str, **options: Any) -> subprocess.Popen:
     module = "testing.fake_engines_for_processes"
     code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import *\n"
     return subprocess.Popen([sys.executable, "-c", code + line], **options)
+
+
+def fault_of(process: EngineProcess) -> str:
+    """Look until there is a fault."""
+    looks = iter(range(1000))
+    while (fault := process.fault()) is None:
+        assert next(looks) < 999
+        time.sleep(0.01)
+    return str(fault)
 
 
 def is_gone(pid: int) -> bool:

@@ -12,6 +12,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
+from qwen3_omni_neuron.engines.process import heap
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
 from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
@@ -277,31 +279,15 @@ def test_sounds_are_what_they_say() -> None:
     assert encode_sound(samples[:0], 24000, "wav") == wav_header(24000, 0)
 
 
-def test_memory_of_an_idle_server_goes_back_once_there_is_more_to_spare() -> None:
-    """It is checked every few seconds; what can't be given back is not counted again."""
-    now_s, freed = [0.0], list[float]()
-    spare_mb: list[float | None] = [300]
-
-    def free() -> None:
-        freed.append(now_s[0])
-        spare_mb[0] = None if spare_mb[0] is None else spare_mb[0] - 150
-
-    memory = IdleMemory(lambda: spare_mb[0], free, lambda: now_s[0])
-
-    def look(at_s: float, to_spare_mb: float | None) -> None:
-        now_s[0], spare_mb[0] = at_s, to_spare_mb
+def test_memory_of_an_idle_server_goes_back_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, freed, memory = [0.0], list[float](), IdleMemory()
+    monkeypatch.setattr(heap, "give_back", lambda: freed.append(now_s[0]))
+    monkeypatch.setattr(heap, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    for now_s[0] in (0.0, LOOK_S - 1, LOOK_S, LOOK_S + 1, 3 * LOOK_S):
         memory.look()
-
-    look(0.0, 300)  # 150 are left
-    look(LOOK_S - 1, 999)
-    look(LOOK_S, 155)
-    assert freed == [0.0]
-    look(2 * LOOK_S, 400)  # 250 are left
-    look(3 * LOOK_S, 250)
-    look(4 * LOOK_S, None)
-    look(5 * LOOK_S, 90)
-    look(6 * LOOK_S, 110)
-    assert freed == [0.0, 2 * LOOK_S, 6 * LOOK_S]
+    assert freed == [0.0, LOOK_S, 3 * LOOK_S]
 
 
 def test_a_line_of_the_log_is_json_with_its_fields() -> None:

@@ -94,7 +94,7 @@ def main(answers: int, lock: int, parent: int) -> None:
     try:
         outcome = True, compile_model(plan, model, folder)
     except Exception as error:
-        outcome = False, SentException.of(error)
+        outcome = False, SentException(error)
     with os.fdopen(answers, "wb") as pipe:
         pickle.dump(outcome, pipe)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.slots import SlotLengths
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
+from qwen3_omni_neuron.engines.thinker import SlotLengths
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.engines.protocols import (
     Predictor,
     PredictorSampling,
 )
-from qwen3_omni_neuron.engines.slots import DecoderEngine
+from qwen3_omni_neuron.engines.thinker import DecoderEngine
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import lazy_zeros

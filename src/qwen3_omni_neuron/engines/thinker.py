@@ -1,15 +1,72 @@
-"""The thinker engine: one for all targets, over a decoder and media encoders of the target."""
+"""The thinker engine, one for all targets, and what it shares with the talker's."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
-from qwen3_omni_neuron.engines.protocols import Fault, ThinkerSlots
-from qwen3_omni_neuron.engines.slots import DecoderEngine
+from qwen3_omni_neuron.engines.protocols import Fault, KvSlots, ThinkerSlots
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
+
+
+class SlotLengths:
+    """Base of a target's engines.protocols.DecoderSlots, which counts rows and rope positions.
+
+    slots: number of slots, all empty.
+    """
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self._lengths = [0] * slots
+        self._next_positions = [0.0] * slots
+
+    def _begin(self, slot: int, start: int) -> None:
+        """Drop a slot's rows after the first `start`, which rows of a prompt will follow."""
+        length = self._lengths[slot]
+        assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
+        # Only these rows are valid during the call, and after a call that raises.
+        self._lengths[slot] = start
+
+    def _end(self, slot: int, length: int, last_position: float) -> None:
+        """Count a prompt's rows. last_position: largest rope position of them."""
+        self._lengths[slot], self._next_positions[slot] = length, last_position + 1
+
+    def _count_step(self, slots: Sequence[int]) -> None:
+        """Count the row that a step has appended to each slot."""
+        for slot in slots:
+            self._lengths[slot] += 1
+            self._next_positions[slot] += 1
+
+
+class DecoderEngine:
+    """Base of the thinker's and the talker's engine; see engines.protocols.
+
+    release: called by `close`; frees what the parts hold besides memory. fault: see
+    engines.protocols.Fault; None where the parts are in this process.
+    """
+
+    def __init__(
+        self,
+        decoder: KvSlots,
+        release: Callable[[], None] = lambda: None,
+        fault: Fault | None = None,
+    ):
+        self.slots, self.context_length = decoder.slots, decoder.context_length
+        self.chunked_prefill = decoder.chunked_prefill
+        self._kv_slots = decoder
+        self._release, self.fault = release, fault
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        self._kv_slots.copy(source, target, rows)
+
+    def close(self) -> None:
+        """Release the parts' resources; see Thinker.close."""
+        self._release()
 
 
 class ThinkerEngine(DecoderEngine):

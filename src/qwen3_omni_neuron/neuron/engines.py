@@ -186,7 +186,7 @@ class NeuronVocoder:
         release: Callable[[], None] = lambda: None,
         fault: Fault | None = None,
     ):
-        """release: called by `close`. fault: see engines.slots.DecoderEngine."""
+        """release: called by `close`. fault: see engines.thinker.DecoderEngine."""
         self._part, self._release, self.fault = part, release, fault
         self._graphs = graphs_by_size(part, "code2wav", "streams", "frames")
         self.slots = next(iter(self._graphs.values())).state[0].shape[0]

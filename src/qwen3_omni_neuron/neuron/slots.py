@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.slots import SlotLengths
+from qwen3_omni_neuron.engines.thinker import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines import pad_rows
 from qwen3_omni_neuron.neuron.graphs.decoders import prompt_size

@@ -154,7 +154,7 @@ class EngineGroup:
             try:
                 for process in called:
                     process.post(packed)
-                results, failures = self._collect(request[0], called, limit_s)
+                results, failures = self._collect(_named(request), called, limit_s)
                 if failures and len(failures) < len(called):
                     index, cause = next(iter(failures.items()))
                     raise EngineDiedError(
@@ -176,6 +176,9 @@ class EngineGroup:
         After an exception the other processes have GRACE_S to answer. Raises EngineDiedError for a
         process that ended and, where none failed, for those that take longer than the limit.
         """
+        if len(called) == 1 and limit_s == math.inf:  # for speed
+            done, value = self._take(called[0])
+            return ({0: value}, {}) if done else ({}, {0: value})
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         waiting = {process.mailbox.fileno(): index for index, process in enumerate(called)}
@@ -189,15 +192,10 @@ class EngineGroup:
             for descriptor, _ in ready:
                 index = waiting.pop(descriptor)
                 poll.unregister(descriptor)
-                try:
-                    done, value = called[index].mailbox.receive()
-                except DisconnectedError:
-                    raise self._died(called[index]) from None
-                if done:
-                    results[index] = value
-                else:
-                    most = most if failures else ticks + GRACE_S / TICK_S
-                    failures[index] = value.exception()
+                done, value = self._take(called[index])
+                if not done and not failures:
+                    most = ticks + GRACE_S / TICK_S
+                (results if done else failures)[index] = value
             ticks += not ready
             if waiting and ticks >= most:
                 if failures:
@@ -209,6 +207,14 @@ class EngineGroup:
                     + "".join(process.quoted_output() for process in late)
                 )
         return results, failures
+
+    def _take(self, process: "_Process") -> tuple[bool, Any]:
+        """Wait for an answer. Returns True and the result, or False and the exception."""
+        try:
+            done, value = process.mailbox.receive()
+        except DisconnectedError:
+            raise self._died(process) from None
+        return done, value if done else value.exception()
 
     def _died(self, process: "_Process") -> Qwen3OmniError:
         """Return the error with the reason why a connection ended, after killing all."""
@@ -279,6 +285,12 @@ class _Process:
     def close(self) -> None:
         self.mailbox.close()
         self.output.close()
+
+
+def _named(request: tuple[str, Any]) -> str:
+    """Return a call's method and its arguments that are words, such as a graph's label."""
+    method, arguments = request
+    return " ".join([method, *(word for word in arguments or () if isinstance(word, str))])
 
 
 def _end(processes: Sequence[_Process]) -> None:

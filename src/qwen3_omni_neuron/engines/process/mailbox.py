@@ -5,8 +5,8 @@ import mmap
 import os
 import pickle
 import socket
+import struct
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,15 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
+INLINE_BYTES = 1 << 14  # a buffer up to this size is faster in the pickle; a row of logits is one
+RECEIVE_BYTES = 1 << 16
+LENGTH = struct.Struct("<Q")
+# Types that numpy lacks, and the integer types of the same size that they are sent as.
+SENT_AS = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 class DisconnectedError(Exception):
@@ -62,29 +71,35 @@ class Mailbox:
     """
 
     def __init__(self, end: socket.socket, incoming: SharedBlock, outgoing: SharedBlock) -> None:
-        self._socket, self._connection = end, Connection(os.dup(end.fileno()))
-        self._incoming, self._outgoing = incoming, outgoing
+        self._socket, self._incoming, self._outgoing = end, incoming, outgoing
 
     def pack(self, message: object) -> bytes:
         """Put a message's buffers into the outgoing block, and return the bytes to post.
 
         They may be posted to every mailbox that shares the block. Raises pickling errors.
         """
-        buffers: list[pickle.PickleBuffer] = []
+        buffers: list[memoryview] = []
+
+        def keep_inline(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes > INLINE_BYTES:
+                buffers.append(raw)
+            return raw.nbytes <= INLINE_BYTES
+
         pickled = io.BytesIO()
-        _Pickler(pickled, 5, buffer_callback=buffers.append).dump(message)
-        raw = [buffer.raw() for buffer in buffers]
-        sizes = [buffer.nbytes for buffer in raw]
+        _Pickler(pickled, 5, buffer_callback=keep_inline).dump(message)
+        sizes = [buffer.nbytes for buffer in buffers]
         block, begin = self._outgoing.at_least(sum(sizes)), 0
-        for buffer, size in zip(raw, sizes, strict=True):
-            block[begin : begin + size] = buffer
+        for buffer, size in zip(buffers, sizes, strict=True):
+            block[begin : begin + size] = np.frombuffer(buffer, np.uint8)
             begin += size
-        return pickle.dumps((sizes, pickled.getvalue()))
+        packed = pickle.dumps((sizes, pickled.getvalue()))
+        return LENGTH.pack(len(packed)) + packed
 
     def post(self, packed: bytes) -> None:
         """Send a packed message. Raises DisconnectedError."""
         try:
-            self._connection.send_bytes(packed)
+            self._socket.sendall(packed)
         except OSError:
             raise DisconnectedError from None
 
@@ -93,11 +108,10 @@ class Mailbox:
 
         Raises DisconnectedError, and unpickling errors, after which the connection can be used.
         """
-        try:
-            packed = self._connection.recv_bytes()
-        except (EOFError, OSError):
-            raise DisconnectedError from None
-        sizes, pickled = pickle.loads(packed)
+        data = bytearray()
+        while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
+            data += self._some_bytes()
+        sizes, pickled = pickle.loads(memoryview(data)[LENGTH.size :])
         block, begin = self._incoming.at_least(sum(sizes)), 0
         buffers = []
         for size in sizes:
@@ -111,7 +125,7 @@ class Mailbox:
 
     def fileno(self) -> int:
         """Return the descriptor of the connection, to wait on."""
-        return self._connection.fileno()
+        return self._socket.fileno()
 
     def disconnect(self) -> None:
         """End the connection at both ends, and wake a thread that waits. Any thread may call it."""
@@ -120,8 +134,17 @@ class Mailbox:
 
     def close(self) -> None:
         """Close the connection and both blocks."""
-        for part in (self._socket, self._connection, self._incoming, self._outgoing):
+        for part in (self._socket, self._incoming, self._outgoing):
             part.close()
+
+    def _some_bytes(self) -> bytes:
+        try:
+            received = self._socket.recv(RECEIVE_BYTES)
+        except OSError:
+            received = b""
+        if not received:
+            raise DisconnectedError
+        return received
 
 
 class _Pickler(pickle.Pickler):
@@ -129,13 +152,21 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.layout is torch.strided:
-            raw = obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape))
+            integer = SENT_AS.get(obj.dtype)
+            data = obj if integer is None else obj.view(integer)
+            raw = np.ascontiguousarray(data.numpy(force=True))
+            return _tensor, (pickle.PickleBuffer(raw.data), obj.dtype, tuple(obj.shape))
         if isinstance(obj, np.ndarray) and not obj.flags.forc:
             # numpy would copy the bytes of an array that is not contiguous into the pickle.
             return np.ascontiguousarray(obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
 
 
-def _tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(raw).view(dtype).view(shape)
+def _tensor(
+    raw: NDArray[np.uint8] | bytearray, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    if not len(raw):
+        return torch.empty(shape, dtype=dtype)
+    tensor = torch.frombuffer(raw, dtype=dtype).view(shape)
+    # Bytes in the pickle may be unaligned: see Mailbox.receive.
+    return tensor.clone() if isinstance(raw, bytearray) else tensor

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.slots import SlotLengths
+from qwen3_omni_neuron.engines.thinker import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (

@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +14,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
 from qwen3_omni_neuron.compilation.plan import cores_of_stages
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
+from qwen3_omni_neuron.engines.process.engine_process import EngineGroup
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine
@@ -28,14 +27,13 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import (
     Membership,
     Rank,
     TorchNeuron,
-    rank_progress,
     rank_settings,
 )
 
 READY_TIMEOUT_S = 600.0  # to import torch and join the other ranks
 LOAD_TIMEOUT_S = 3600.0  # to read a part's weights from a slow disk
 FIRST_CALL_S = 1800.0  # for a graph's first call, which captures it
-HANGS_S = 10.0  # the least limit of later calls: a busy host may delay a call by seconds
+HANGS_S = 60.0  # for later calls: a busy host may delay a call by seconds
 
 
 def build_engines(
@@ -76,19 +74,18 @@ class ModelRanks:
     ):
         """Start the processes and wait for them. hangs_s: see HANGS_S."""
         self._spec, self._engines = spec, 0
-        self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
-        self._loading = CallLimit(LOAD_TIMEOUT_S, LOAD_TIMEOUT_S)
+        self._hangs_s = hangs_s
+        self._captured: set[str] = set()  # parts whose every graph was called
         folder = Path(tempfile.mkdtemp(prefix="qwen3-omni-neuron-"))
         self._delete = finalize(self, partial(shutil.rmtree, folder, ignore_errors=True))
         count = max(cores_of_stages(spec.plan.tp, stages).values())
         groups = tuple(degree for degree in spec.plan.tp.each if 1 < degree < count)
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
-        factories, environments, progress = [], [], []
+        factories, environments = [], []
         for rank in range(count):
             membership = Membership(rank, count, folder / "store", groups)
             work = folder / f"rank{rank}"
             work.mkdir()
-            progress.append(rank_progress(work))
             factories.append(partial(Rank, spec, runtime, membership, work))
             environments.append(
                 {
@@ -98,7 +95,7 @@ class ModelRanks:
                 }
             )
         names = [f"rank {rank} of {count}" for rank in range(count)]
-        self._group = EngineGroup(names, factories, environments, progress, threads=1)
+        self._group = EngineGroup(names, factories, environments, threads=1)
         try:
             self._group.wait_ready(READY_TIMEOUT_S)
         except BaseException:
@@ -118,7 +115,9 @@ class ModelRanks:
         spec = part_spec(self._spec.config, self._spec.plan, name)
         self._load("load", name)
         part = LoadedPart(spec.graphs, partial(self._run, name))
+        self._captured.discard(name)
         part.warm_up()
+        self._captured.add(name)
         self._load("settle", name)
         return part
 
@@ -142,12 +141,12 @@ class ModelRanks:
 
     def _load(self, method: str, name: str) -> None:
         members = self._spec.plan.degree(name)
-        self._group.call(method, name, limit=self._loading, members=members)
+        self._group.call(method, name, limit_s=LOAD_TIMEOUT_S, members=members)
 
     def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        limit, members = self._limits[label], self._spec.plan.degree(name)
+        limit_s = self._hangs_s if name in self._captured else FIRST_CALL_S
         outputs: Sequence[Tensor] = self._group.call(
-            "run", name, label, inputs, limit=limit, members=members
+            "run", name, label, inputs, limit_s=limit_s, members=self._spec.plan.degree(name)
         )
         return outputs
 

@@ -28,10 +28,6 @@ BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 
 
-def _nothing() -> None:
-    pass
-
-
 class CompiledGraph:
     """A graph over its part's module, compiled at its first call."""
 
@@ -41,12 +37,10 @@ class CompiledGraph:
         owner: nn.Module,
         weights: Weights,
         device: torch.device,
-        compiling: Callable[[], None],
     ):
         """Prepare a graph.
 
-        owner: its parameters and buffers are not used, those of weights are. compiling: called
-        before the compile.
+        owner: its parameters and buffers are not used, those of weights are.
         """
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
@@ -57,16 +51,13 @@ class CompiledGraph:
         self._zeros = set(self._inputs)  # names of the inputs that are zeros
         self._renewing = _Renewing(graph, owner, weights)
         self._weights = weights.tensors
-        self._compiling = compiling
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
 
-    def __call__(
-        self, given: Mapping[str, Tensor], state: Sequence[Tensor], entering: Callable[[], None]
-    ) -> tuple[Tensor, ...]:
+    def __call__(self, given: Mapping[str, Tensor], state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the graph and renew the state. Returns the outputs on the host.
 
         given: inputs by name, in the device's types; missing ones are zeros. state: the tensors of
-        Graph.state. entering: called when the inputs are there.
+        Graph.state.
         """
         # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
@@ -76,10 +67,8 @@ class CompiledGraph:
                 elif name not in self._zeros:
                     buffer.zero_()
             self._zeros = self._inputs.keys() - given.keys()
-            entering()
             tensors = (*self._inputs.values(), *state, *self._weights)
             if self._compiled is None:
-                self._compiling()
                 self._compiled = compile_module(self._renewing, tensors)
             outputs = self._compiled(*tensors)
             return tuple(output.to("cpu", copy=True) for output in outputs)
@@ -169,7 +158,6 @@ class PartGraphs:
         device: torch.device,
         folder: Path | None = None,
         rank: int = 0,
-        compiling: Callable[[], None] = _nothing,
     ):
         """Put weights and state on the device, without a compile.
 
@@ -186,16 +174,14 @@ class PartGraphs:
         ]
         self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
-            graph.label: CompiledGraph(graph, owner, weights, device, compiling)
-            for graph in spec.graphs
+            graph.label: CompiledGraph(graph, owner, weights, device) for graph in spec.graphs
         }
 
     def run(
         self,
         label: str,
         inputs: Mapping[str, Tensor],
-        entering: Callable[[], None] = _nothing,
     ) -> tuple[Tensor, ...]:
-        """Run one graph, as neuron.part.Run does. entering: see CompiledGraph."""
+        """Run one graph, as neuron.part.Run does."""
         state = self._state[: self._taken[label]]
-        return self._graphs[label](inputs, state, entering)
+        return self._graphs[label](inputs, state)

@@ -17,7 +17,6 @@ from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_PARTS, MODEL_STAGES, CompilePlan
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.engines.process.engine_group import StepCounts
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
@@ -103,11 +102,6 @@ def make_fake_group(ranks: int) -> None:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
-def rank_progress(work: Path) -> StepCounts:
-    """Return the step counts of a rank."""
-    return StepCounts(work / "progress")
-
-
 def rank_settings(work: Path) -> dict[str, str]:
     """Return the environment variables of a rank's process."""
     return settings(work / NEFF_FOLDER, work / "local")
@@ -116,8 +110,7 @@ def rank_settings(work: Path) -> dict[str, str]:
 class Rank:
     """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
 
-    work: this rank's own folder, for its NEFFs and progress: a step begins when a graph's inputs
-    are on the device.
+    work: this rank's own folder, for its NEFFs.
     """
 
     fault = None
@@ -133,7 +126,6 @@ class Rank:
         self._cache = NeffCache(neffs)
         self._device = runtime.start(membership)
         self._parts: dict[str, PartGraphs] = {}
-        self._progress = rank_progress(work)
 
     def load(self, name: str) -> None:
         """Put a part's weights and state on the core, and its NEFFs into the rank's cache.
@@ -147,7 +139,6 @@ class Rank:
             self._device,
             folder / name,
             self._membership.rank,
-            self._progress.compiles,
         )
 
     def settle(self, name: str) -> None:
@@ -156,7 +147,7 @@ class Rank:
 
     def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Run a graph of a part. Returns the outputs, at rank 0 only."""
-        outputs = self._parts[name].run(label, inputs, self._progress.step)
+        outputs = self._parts[name].run(label, inputs)
         return outputs if self._membership.rank == 0 else ()
 
     def unload(self, name: str) -> None:
