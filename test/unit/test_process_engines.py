@@ -389,7 +389,7 @@ def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> N
     # Here it interrupts the call, whose answer the next one must not take for its own. Tests that
     # were started in the background inherit that SIGINT is ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):

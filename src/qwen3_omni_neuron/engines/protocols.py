@@ -44,7 +44,6 @@ class Encoder(Protocol):
 
         Media without any of these tokens are not encoded.
         """
-        ...
 
 
 class Thinker(Protocol):
@@ -72,19 +71,15 @@ class Thinker(Protocol):
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """
-        ...
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one, whose own rows are dropped."""
-        ...
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [len(slots), vocab]."""
-        ...
 
     def close(self) -> None:
         """Release the engine's resources. Calls in progress and later calls may raise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -116,11 +111,9 @@ class Talker(Protocol):
 
         start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`.
         """
-        ...
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
-        ...
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Compute the part of a slot's prompt that is known before the thinker answers.
@@ -128,7 +121,6 @@ class Talker(Protocol):
         start: number of the prompt's user rows that the slot holds already; later rows of the slot
         are dropped. Raises PromptTooLongError if the prompt leaves no position for a frame.
         """
-        ...
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete the prompt that `prepare` has begun.
@@ -137,24 +129,20 @@ class Talker(Protocol):
         rows from `start` on. first_token: the first token that the thinker generated. Returns
         logits [1, codec vocab] of code 0.
         """
-        ...
 
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
         """Complete the frame that begins with code 0. Returns codes int64 [len(slots), 16]."""
-        ...
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append the slot's last frame and the row of one text token to each slot.
 
         Returns logits [len(slots), codec vocab] of code 0.
         """
-        ...
 
     def close(self) -> None:
         """Release what the engine holds; see Thinker.close."""
-        ...
 
 
 class Vocoder(Protocol):
@@ -180,15 +168,12 @@ class Vocoder(Protocol):
         codes: int64 [frames, 16] a slot. Returns float32 [frames * frame_samples -
         latency_samples] a slot, 24 kHz, in [-1, 1].
         """
-        ...
 
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the next chunks of streams. Returns float32 [frames * frame_samples] a slot."""
-        ...
 
     def close(self) -> None:
         """Release what the engine holds; see Thinker.close."""
-        ...
 
 
 class StageEngines(TypedDict, total=False):
@@ -246,7 +231,6 @@ class KvSlots(Protocol):
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
-        ...
 
 
 class ThinkerSlots(KvSlots, Protocol):
@@ -267,11 +251,9 @@ class ThinkerSlots(KvSlots, Protocol):
         true for tokens whose hidden state of the accept layer is wanted. Returns logits [1, vocab]
         of the last row, and these hidden states [accepted, hidden].
         """
-        ...
 
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [n, vocab]."""
-        ...
 
 
 class DecoderSlots(KvSlots, Protocol):
@@ -285,14 +267,12 @@ class DecoderSlots(KvSlots, Protocol):
         rows: [S, hidden]. positions: float32 [3, S]. Returns logits [1, vocab] and the post-norm
         hidden state [1, hidden] of the last row.
         """
-        ...
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row of [n, hidden] to each of n slots.
 
         Returns logits [n, vocab] and post-norm hidden states [n, hidden].
         """
-        ...
 
 
 class Predictor(Protocol):
@@ -312,4 +292,3 @@ class Predictor(Protocol):
         hidden], receives the feedback rows of these slots: see model.code_predictor. Returns codes
         int64 [n, 16], code 0 first.
         """
-        ...

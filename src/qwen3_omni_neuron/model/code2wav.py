@@ -15,8 +15,7 @@ UNIT_DILATIONS = (1, 3, 9)
 State = tuple[Tensor, ...]
 """State of streams between two chunks, in tensors that are not views of a chunk's tensors.
 
-Every tensor is batch-first, so the states of several streams are joined and split along axis 0.
-Shapes and dtypes stay the same from the first chunk on. In the order of the layers:
+Every tensor is batch-first. In the order of the layers:
 - int64 [streams], how many frames were decoded;
 - each attention layer's last sliding_window - 1 (71) keys, rotary embedding applied, then as many
   values, each [streams, kv_heads, 71, head_dim], of which the last min(71, frames decoded) are
@@ -41,9 +40,8 @@ def transposed_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, strid
 class History:
     """Earlier inputs of the layers for one chunk, and what they keep for the next chunk.
 
-    Made for one call and dropped with it. Each layer that needs earlier inputs takes its part in
-    turn, so the parts are in the order in which a model calls its layers.
-    new_state: the parts for the next chunk, complete when every layer was called.
+    Each layer takes its part in turn. new_state: the parts for the next chunk, complete when every
+    layer was called.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class History:
         """Return x with the `length` entries before it prepended along axis 2.
 
         x: [streams, rows, T, ...]. At the start of a stream, zeros are prepended; without `pad`, x
-        is returned unchanged. With `pad`, what is too early for a stream that starts becomes zeros.
+        is returned unchanged.
         """
         if self._past is not None:
             parts = [next(self._past), x]
@@ -84,8 +82,7 @@ class History:
     def upsample(self, stride: int, reach: int) -> None:
         """Note that a layer gives `stride` entries for each of its inputs.
 
-        reach: how many earlier inputs it needs. At the start of a stream the entries between those
-        and its first input are too early: a decoding of the whole stream does not have them.
+        reach: how many earlier inputs it needs, which a stream's start does not have.
         """
         self._late = stride * (self._late + reach)
 
@@ -146,9 +143,8 @@ class Code2Wav(nn.Module):
 
         starts: bool [streams], streams whose first chunk it is and whose state is zeros; None:
         none. transposed: computes the transposed convolutions. Returns samples [streams, T *
-        frame_samples] and the new state; `state` is not changed. The samples of all chunks, one
-        after the other, are those of one forward over all frames, without the first latency_samples
-        of a stream that starts, which have no meaning.
+        frame_samples], of which the first latency_samples of a stream that starts have no meaning,
+        and the new state; `state` is not changed.
         """
         position, *past = state
         return self._advance(codes, position, History(past, starts, transposed))
@@ -189,10 +185,9 @@ class Code2Wav(nn.Module):
 def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
     """Return which keys each frame of a chunk sees: bool [streams, 1, T, window - 1 + T].
 
-    position: int64 [streams], how many frames came before the chunk. The first window - 1 keys are
-    those of frames before it, so frame i sees keys i to i + window - 1, the last of which is its
-    own. At position p only the last p of the keys before it are filled: with a window of 72 and
-    p = 2, keys 69 and 70.
+    position: int64 [streams], how many frames came before the chunk. Frame i sees keys i to
+    i + window - 1, the last of which is its own. At position p only the last p of the window - 1
+    keys before the chunk are filled.
     """
     key = torch.arange(window - 1 + frames, dtype=position.dtype, device=position.device)
     first = key[:frames, None]  # [T, 1]

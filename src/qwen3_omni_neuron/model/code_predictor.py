@@ -27,8 +27,7 @@ def running_sum(x: Tensor) -> Tensor:
 def running_sum_by_product(x: Tensor) -> Tensor:
     """Return the running sum of each row as a product with a triangle of ones.
 
-    For a graph on Neuron, which has no running sum of floats. The last bit may differ from that of
-    `running_sum`. The triangle is k * k: use it for a top-k, not for a vocabulary.
+    For Neuron, which has no running sum of floats. The last bit may differ from `running_sum`'s.
     """
     return torch.mm(x, torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu())
 
@@ -46,9 +45,8 @@ def sample_top(
     logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
     `top_p_limits`; limits: integers [rows], each row's own top-k, 1 to `top_k`, or None where it is
     `top_k` for all. A limit of 1 is greedy: the first of equal logits is taken.
-    Returns integers [rows]. The ids that remain and their probabilities are those of transformers'
-    TopKLogitsWarper and then TopPLogitsWarper, except that only one of several equal logits at the
-    k-th place remains.
+    Returns integers [rows]. The ids that remain are those of transformers' TopKLogitsWarper and
+    TopPLogitsWarper, but only one of several equal logits at the k-th place.
     """
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values, ids = logits.float().topk(k)
@@ -80,8 +78,7 @@ def kept_probabilities(
 ) -> Tensor:
     """Return the probabilities [rows, k] of descending logits, with 0 for ids that top-p drops.
 
-    They are not normalised again. An id is dropped when the likelier ones together reach top_p;
-    the likeliest always stays.
+    They are not normalised again. An id is dropped when the likelier ones together reach top_p.
     """
     probabilities = torch.softmax(values, -1)
     likelier = running_sum(probabilities) - probabilities
@@ -94,8 +91,7 @@ class CodePredictor(nn.Module):
     The first step reads two rows: the talker's post-norm hidden state of the step that gave code
     0, then the embedding of code 0. Step g reads codec_embedding[g - 1] of code g and writes
     code g + 1 through head[g].
-    It computes in the type of the hidden state that it is given, whatever its weights' type is:
-    bfloat16 weights in float32 give float32's codes, which bfloat16 throughout does not.
+    It computes in the hidden state's type: bfloat16 weights in float32 give float32's codes.
     Source: transformers Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration.forward and
     Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
     """

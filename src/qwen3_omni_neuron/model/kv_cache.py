@@ -1,8 +1,7 @@
 """KV caches: where a decoder stores keys and values, and what its new rows attend to.
 
-A slot is one row of a cache: the keys and values of one conversation. Decoder layers know a cache
-as `Appendable`. Its classes differ in what a call fills and where the result goes: an engine on the
-CPU writes in place, a graph for Neuron takes its state as inputs and returns it as outputs.
+A slot is one row of a cache: one conversation's. Decoder layers know a cache as `Appendable`. An
+engine on the CPU writes in place; a graph takes its state as inputs and returns it as outputs.
 
     class             one call is                  keys and values are     used by
     PromptCache       prefill of one slot          a KvCache, in place     cpu.eager
@@ -71,9 +70,8 @@ class KvCache:
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only where they are written, a small page at a time."""
-    # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB: the first row of
-    # each head would take one, and the time to fill it.
-    # A forked process has its own copy of the rows, as of any other tensor.
+    # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB.
+    # MAP_PRIVATE: a forked process has its own copy, as of any other tensor.
     own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, **own)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
@@ -85,9 +83,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class PromptCache:
     """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    They see the first `start` positions and each other, in the cache's dtype. cache: the cache of
-    that slot alone; with a `start`, its window that ends with the last new row. Positions after the
-    rows keep their values.
+    They see the first `start` positions and each other, in the cache's dtype. cache: that slot's
+    alone; with a `start`, its window that ends with the last new row.
     """
 
     def __init__(self, cache: KvCache, start: int = 0):
@@ -139,19 +136,17 @@ Segments = tuple[Tensor, ...]
 """KV cache of a graph, its positions cut into segments. A graph takes the first ones or all.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
-of layer 1, ... A graph renews a tensor by one operation that reads and writes it whole: a scatter
-would write number by number, and the compiler may copy the tensor all the same. So a decode step
-writes to a smaller tensor of the same form, the recent rows of each slot, and only reads the
-segments: no more of them than have positions in use. `flushed` moves the recent rows into the
-segments, once in as many steps as there are recent rows.
+of layer 1, ... A graph renews a tensor as a whole: a scatter would write number by number. So a
+decode step writes to a smaller tensor of the same form, the recent rows of each slot, and only
+reads the segments in use. `flushed` moves the recent rows into the segments when they are full.
 """
 
 
 def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """Return the index of the row that names each slot, integer [slots], and whether one does.
 
-    named: the slot of each row, integer [n]; no slot twice, and any other number for a row without
-    a slot. The second result is bool [slots].
+    named: the slot of each row, integer [n]; any other number for a row without a slot. The second
+    result is bool [slots].
     """
     numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
     matches = named[:, None] == numbers  # [n, slots]
@@ -195,10 +190,9 @@ def flushed(
 class PromptState:
     """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
 
-    They see the first `length` positions, which are in the segments, and each other. slot, length,
-    last: integer [1]; rows after `last` are padding, which is written nowhere. rows: number of rows
-    with padding. length + last is below the segments' number of positions. What the segments have
-    after the first `length` positions may be anything, and becomes zeros after the last row.
+    They see the first `length` positions and each other. slot, length, last: integer [1]; rows
+    after `last` are padding, which is written nowhere. rows: number of rows with padding. What the
+    segments have after the first `length` positions becomes zeros after the last row.
     """
 
     def __init__(self, segments: Segments, slot: Tensor, length: Tensor, last: Tensor, rows: int):
@@ -242,10 +236,9 @@ class StepState:
     """Decode in a graph: one row a slot, written behind the slot's recent rows.
 
     recent: the recent rows of all slots. slots: integer [n], the slot of each row, or the number of
-    slots for an idle row, which is written nowhere: its result is a number, which the caller
-    ignores; None where the rows are all slots, in order. held, counts: integer [n], the positions
-    that the segments have of a row's slot, and its recent rows so far, -1 for an idle row; there is
-    room for one more.
+    slots for an idle row, which is written nowhere; None where the rows are all slots, in order.
+    held, counts: integer [n], the positions that the segments have of a row's slot, and its recent
+    rows so far, -1 for an idle row.
     """
 
     def __init__(
@@ -275,8 +268,7 @@ class StepState:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Add one position a slot; see Appendable.append. keys, values: T is 1."""
         self._new += [keys, values]
-        # A masked value counts, too, times 0: it must be a number. Recent rows may be anything; the
-        # segments have zeros, or rows of earlier requests.
+        # A masked value counts, too, times 0: it must be a number. Recent rows may be anything.
         recent = torch.where(self._is_recent, self._own[:, 2 * layer + 1], 0)
         parts = [(held[:, 2 * layer], held[:, 2 * layer + 1]) for held in self._held]
         return (*parts, (self._own[:, 2 * layer], recent), (keys, values))
