@@ -1,4 +1,4 @@
-"""Peak memory of a process (for scripts in their own process) and of a call's tensors."""
+"""Peak memory of a block."""
 
 import resource
 import threading

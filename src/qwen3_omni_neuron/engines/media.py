@@ -84,9 +84,8 @@ class MediaEncoders:
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
         """Encode the media of a prompt's tokens from `start` on.
 
-        Audio windows, and frames of images and videos, without any of these tokens are not encoded:
-        neither those before `start` nor, if the prompt was cut, those after its end. Returns None
-        if none of the tokens are media.
+        Audio windows, and frames of images and videos, without any of these tokens are not encoded.
+        Returns None if none of the tokens are media.
         """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}

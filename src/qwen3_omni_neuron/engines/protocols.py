@@ -1,20 +1,17 @@
 """Protocols of the engines that the runtime calls, and of their parts.
 
-The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. engines.thinker and
-engines.talker make the first two from parts of a target: `ThinkerSlots`, and `DecoderSlots` with
-`Predictor`.
+The runtime calls `Thinker`, `Talker` and `Vocoder`. engines.thinker and engines.talker make the
+first two from parts of a target: `ThinkerSlots`, and `DecoderSlots` with `Predictor`.
 
 An engine works on slots, the rows of its KV cache or of its streaming state, and knows nothing of
-requests. One call takes several slots; the engine chooses the compiled bucket and pads to it.
-Tensors are on the host. Each engine is called from one thread at a time, but an `Encoder` may be
-called while its thinker is in a call.
+requests. The engine chooses the compiled bucket and pads to it. Tensors are on the host. Each
+engine is called from one thread at a time, but an `Encoder` also while its thinker is in a call.
 
-A call that raises leaves every slot unchanged. The exception is a call that computes rows from
-`start` on: after an error its slot holds only the first `start` rows. So the runtime may repeat a
-call with fewer slots, to find the one that fails (see runtime.stage).
+A call that raises leaves every slot unchanged; one that computes rows from `start` on leaves only
+the first `start` rows. So the runtime may repeat a call with fewer slots.
 
 `fault` of an engine that runs in other processes is a `Fault`, else None. The runtime calls it
-several times a second, to notice the end of a process also between calls.
+several times a second.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +29,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 Fault = Callable[[], Qwen3OmniError | None]
 """Poll an engine's processes. Returns an error if it can't be called any more, else None.
 
-Any thread may call it, also while another thread is in a call. Returns None after `close`.
+Any thread may call it at any time. Returns None after `close`.
 """
 
 
@@ -63,11 +60,9 @@ class Thinker(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Compute the rows of a prompt from `start` on, after the first `start` rows of a slot.
 
-        prompt: may be cut to its first tokens and still have all media; media without a token in it
-        are not encoded. start: number of the prompt's rows that the slot holds already, from an
-        earlier call or a copy; below the prompt's length. Later rows of the slot are dropped.
-        media: result of an `Encoder` for these rows, and perhaps for some before and after them;
-        None: they are encoded here. It can be given only if the target has an `Encoder`.
+        prompt: may be cut to its first tokens and still have all media. start: number of the
+        prompt's rows that the slot holds already; later rows of the slot are dropped. media: result
+        of the target's `Encoder` for these rows at least; None: they are encoded here.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """
@@ -149,10 +144,8 @@ class Vocoder(Protocol):
     """Engine that reads codec frames and writes audio.
 
     chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
-    the last one of a stream may be shorter, and after it the slot can only start a new stream. The
-    runtime groups chunks by the smallest compiled size that holds them; the engine pads to it.
-    frames_at_once: most frames, of all streams together, that the runtime gives to one call.
-    Further streams get a call of their own, since they would only make this one longer.
+    the last one of a stream may be shorter, and is padded. frames_at_once: most frames, of all
+    streams together, that the runtime gives to one call.
     """
 
     slots: int
@@ -189,9 +182,8 @@ class StageEngines(TypedDict, total=False):
 class Engines:
     """The engines of one pipeline. talker and vocoder are None if the checkpoint can't speak.
 
-    enter_thread: called once in each thread that will call an engine, before it does. shares_cores:
-    whether the engines' calls share cores, so that one waits for another. encoder: None if media
-    are encoded in the thinker's calls.
+    enter_thread: called once in each thread that will call an engine. shares_cores: whether the
+    engines' calls share cores. encoder: None if media are encoded in the thinker's calls.
     """
 
     thinker: Thinker
@@ -247,9 +239,9 @@ class ThinkerSlots(KvSlots, Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Append tokens to the first `start` rows of a slot. Later rows of the slot are dropped.
 
-        token_ids: [S]. positions: [3, S]. media: the encoded media of these tokens. accepted: [S],
-        true for tokens whose hidden state of the accept layer is wanted. Returns logits [1, vocab]
-        of the last row, and these hidden states [accepted, hidden].
+        token_ids: [S]. positions: [3, S]. media: of these tokens. accepted: [S], true for tokens
+        whose hidden state of the accept layer is wanted. Returns logits [1, vocab] of the last row,
+        and these hidden states [accepted, hidden].
         """
 
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

@@ -6,9 +6,8 @@ OpenAI's penalties after the one of repetition. Each request has random numbers 
 Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
 graph, from uniform numbers that `Uniforms` here makes.
 
-It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage
-samples between two steps, and would wait for the lock each time. cpu.native.sampler does the same
-in one call, wherever the C was compiled.
+It uses numpy, because each torch operation releases Python's interpreter lock, and a stage would
+wait for it. cpu.native.sampler does the same in one call, wherever the C was compiled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,8 +69,7 @@ class Uniforms:
 class RequestRandom:
     """Random numbers of one request, separate for the thinker and the talker.
 
-    So a seed fixes text and codes, whichever of the two runs first. It fixes the audio samples up
-    to rounding, which depends on the chunk sizes and so on timing.
+    So a seed fixes text and codes, and audio samples up to rounding, which depends on timing.
     """
 
     def __init__(self, seed: int):

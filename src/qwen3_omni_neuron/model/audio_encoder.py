@@ -160,8 +160,7 @@ def window_batches(
 
     mel: one [mel_bins, frames] a clip. whole: every window has 8 s, 8 chunks; else a batch has as
     many chunks as its longest window. first, stop: only the windows from `first` up to `stop`. The
-    valid tokens, batch after batch, are the clips' tokens in order. Batches are padded one at a
-    time, so that an hour is not in memory twice.
+    valid tokens, batch after batch, are the clips' tokens in order.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
     windows = islice(_windows(mel, c), first, stop)

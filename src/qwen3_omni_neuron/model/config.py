@@ -196,10 +196,8 @@ class Code2WavConfig:
     def latency_samples(self) -> int:
         """Samples by which N frames fall short of N * frame_samples (released: 555).
 
-        Each decoder block trims one stride of samples on both sides of its transposed
-        convolution's output (kernel of two strides), so it returns rate * (n - 1) for n inputs.
-        The deficit grows from block to block: 8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184,
-        184 * 3 + 3 = 555.
+        Each decoder block returns rate * (n - 1) for n inputs. The deficit grows from block to
+        block: 8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
         """
         deficit = 0
         for rate in self.upsample_rates:

@@ -19,9 +19,7 @@ class MoeFeedForward(nn.Module):
     in one of two other ways, by its number of rows.
 
     Where the config says int8, gate_up and down are int8, and have a float32 scale for each output,
-    gate_up_scale [experts, 2 width] and down_scale [experts, hidden]. A product takes the numbers
-    in the type of its inputs, which holds them exactly, and is multiplied by the scale: the matrix
-    is read at a byte a number, and no rounded weight is ever made.
+    gate_up_scale [experts, 2 width] and down_scale [experts, hidden], which multiplies the product.
     Source: transformers Qwen3OmniMoeThinkerTextSparseMoeBlock and
     Qwen3OmniMoeTalkerTextSparseMoeBlock.
     """
@@ -107,8 +105,7 @@ class MoeFeedForward(nn.Module):
         """Apply every expert to every row, with weight 0 where it was not chosen.
 
         At the released sizes the products of up to about 200 rows take no longer than reading the
-        experts. With more rows, blocks of those that chose an expert compute less, but rows have to
-        be moved one by one, and more experts gathered than there are.
+        experts.
         """
         gate_up, down = self.matrices("gate_up").to(x.dtype), self.matrices("down").to(x.dtype)
         # Not by @, which may transpose the matrices and the result.

@@ -46,9 +46,8 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
-    descriptors: open files that the child inherits, under the same numbers. output: receives the
-    child's stdout and stderr. env: its environment variables, by default this process's. options:
-    other arguments of Popen.
+    descriptors: open files that the child inherits, under the same numbers. output: receives its
+    stdout and stderr. env: by default this process's. options: other arguments of Popen.
     Raises OSError where the process can't be started.
     """
     code = (
@@ -74,10 +73,7 @@ def start_child(
 
 
 def kill_children() -> None:
-    """Kill all children, and let none start afterwards: this process is about to end.
-
-    A child of a session of its own is killed with its session's processes.
-    """
+    """Kill all children, with their own sessions, and let none start: this process ends."""
     _starting.acquire(timeout=_START_S)
     for child in _started:
         if child.poll() is None:
@@ -87,10 +83,7 @@ def kill_children() -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Return how a process ended, as a phrase for a message.
-
-    status: return code that subprocess gives; None where the process had to be killed.
-    """
+    """Return how a process ended, for a message. status: as of Popen; None: it was killed."""
     if status is None:
         return "closed its connection, but did not end, and was killed"
     if status >= 0:
@@ -115,19 +108,13 @@ def follow_parent(parent: int) -> None:
 
 
 def take_signals() -> None:
-    """Make this process, a child, ignore Ctrl-C, and take the signals that its parent has blocked.
-
-    Ctrl-C reaches every process of the terminal; the parent decides how to react.
-    """
+    """Make this process, a child, ignore Ctrl-C, and take what its parent has blocked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def trim_output() -> None:
-    """Cut this process's output, a file of `start_child`, to its end once it is long.
-
-    Otherwise a warning in every call of an engine would fill the disk within days.
-    """
+    """Cut this process's output, a file of `start_child`, to its end once it is long."""
     size = os.fstat(2).st_size
     if size > MOST_OUTPUT_BYTES // 2:
         tail = os.pread(2, TAIL_BYTES, size - TAIL_BYTES)
@@ -169,11 +156,7 @@ class SentException:
 
 
 def nameless_file() -> BinaryIO:
-    """Return a new, empty file to share with a process, unbuffered; on Linux it may be sealed.
-
-    It is memory where the system can do that, else a temporary file. The kernel frees it when the
-    last process that has it open or mapped ends, in whatever way.
-    """
+    """Return a new file without a name to share, unbuffered; on Linux memory that may be sealed."""
     if sys.platform != "linux":
         return tempfile.TemporaryFile(buffering=0)
     # Not in /dev/shm, which a container often limits to 64 MiB.

@@ -185,7 +185,7 @@ class EngineGroup:
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
-        # Time is counted in ticks without an answer: a clock goes on while all are stopped.
+        # Ticks, not a clock, which goes on while all processes are stopped.
         ticks, most = 0, limit_s / TICK_S
         while waiting:
             ready = poll.poll(1000 * TICK_S)

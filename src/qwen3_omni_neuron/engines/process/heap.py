@@ -14,10 +14,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 def trim_early() -> None:
     """Make this process's arenas return memory at their ends once it is more than 2 MiB.
 
-    To be called in a process of our own, before it has many threads. Otherwise glibc raises its
-    limit with every large tensor that was freed: 96 chats with images of three megapixels leave
-    350 MB, and 20 MB with this. Tensors of up to 32 MiB are allocated in arenas, whose pages are
-    mapped already.
+    To be called in a process of our own, before it has many threads. 96 chats with images of three
+    megapixels leave 350 MB, and 20 MB with this. Tensors of up to 32 MiB are allocated in arenas.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and _malloc_trim() is not None:
@@ -28,8 +26,8 @@ def trim_early() -> None:
 def give_back() -> None:
     """Give freed memory back to the system. Does nothing where malloc is not glibc's.
 
-    Memory freed in the middle of an arena stays with the process: 30 models loaded and closed, each
-    in a thread of its own, leave up to 90 MB. Takes 1 to 20 ms, and 1 ms of the next reply.
+    30 models loaded and closed, each in a thread of its own, leave up to 90 MB without it. Takes 1
+    to 20 ms, and 1 ms of the next reply.
     """
     malloc_trim = _malloc_trim()
     if malloc_trim is not None:
@@ -37,10 +35,9 @@ def give_back() -> None:
 
 
 def keep_all() -> None:
-    """Make the garbage collector ignore all objects that exist: those of modules and of a model.
+    """Make the garbage collector ignore all objects that exist, of modules and a loaded model.
 
-    To be called once in a process of our own, after its model is loaded. Otherwise a full
-    collection looks through 226,000 objects, and stops every thread for 0.1 s.
+    Otherwise a full collection looks through 226,000 objects: every thread stops for 0.1 s.
     """
     gc.collect()
     gc.freeze()
