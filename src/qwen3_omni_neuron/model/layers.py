@@ -30,8 +30,8 @@ def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
 class RmsNorm(nn.Module):
     """Root mean square norm: x / rms(x) in float32, cast back, times the weight.
 
-    The cast comes before the weight as in the reference: else codes drift. The norm is over the last
-    axis of `shape`; a longer shape has one weight vector a head.
+    The cast comes before the weight as in the reference: else codes drift. The norm is over
+    the last axis of `shape`; a longer shape has one weight vector a head.
     Source: transformers Qwen3OmniMoeRMSNorm.forward.
     """
 
