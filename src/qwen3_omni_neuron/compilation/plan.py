@@ -232,7 +232,13 @@ def make_plan(
     _check_choice("lnc", lnc, limits.core_sizes, limits)
     if max_concurrency < 1:
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
-    context_length = _context_length(config, given.get("context_length"))
+    limit = config.thinker.text.max_positions
+    context_length = _length(given, "context_length", DEFAULT_CONTEXT_LENGTH, 2, limit)
+    talker_length = 0  # of a checkpoint that can't speak
+    if config.talker is not None:
+        longest = context_length + ASSISTANT_ROWS + DEFAULT_FRAMES
+        bounds = ASSISTANT_ROWS + 1, config.talker.text.max_positions
+        talker_length = _length(given, "talker_context_length", longest, *bounds)
     chosen = _sizes(limits, given, config, context_length)
     chosen["decode_buckets"] = buckets_within(context_length, chosen["decode_buckets"])
     chosen["batches"] = buckets_within(max_concurrency, chosen["batches"])
@@ -254,9 +260,7 @@ def make_plan(
         dtype=dtype,
         max_concurrency=max_concurrency,
         context_length=context_length,
-        talker_context_length=_talker_context_length(
-            config, given.get("talker_context_length"), context_length
-        ),
+        talker_context_length=talker_length,
         predictor_top_k=top_k,
         predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
         compact=dtype in limits.compact_dtypes,
@@ -329,26 +333,11 @@ def _predictor_dtype(limits: TargetLimits, dtype: str, given: str) -> str:
     return allowed[0] if given == "auto" else given
 
 
-def _context_length(config: OmniConfig, given: int | None) -> int:
-    limit = config.thinker.text.max_positions
-    length = min(limit, DEFAULT_CONTEXT_LENGTH) if given is None else given
-    if not 2 <= length <= limit:
-        raise OptionError(f"context_length is 2 to {limit} for this checkpoint, got {length}.")
-    return length
-
-
-def _talker_context_length(config: OmniConfig, given: int | None, context_length: int) -> int:
-    """Check or choose the talker's context length; 0 for a checkpoint that can't speak."""
-    if config.talker is None:
-        return 0
-    limit = config.talker.text.max_positions
-    longest = context_length + ASSISTANT_ROWS + DEFAULT_FRAMES
-    length = min(limit, longest) if given is None else given
-    if not ASSISTANT_ROWS < length <= limit:
-        raise OptionError(
-            f"talker_context_length is {ASSISTANT_ROWS + 1} to {limit} for this checkpoint, got "
-            f"{length}."
-        )
+def _length(given: Mapping[str, Any], name: str, usual: int, least: int, limit: int) -> int:
+    """Check or choose a context length."""
+    length: int = given.get(name, min(limit, usual))
+    if not least <= length <= limit:
+        raise OptionError(f"{name} is {least} to {limit} for this checkpoint, got {length}.")
     return length
 
 
