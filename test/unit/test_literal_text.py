@@ -90,17 +90,6 @@ def test_a_name_that_comes_up_in_normalisation_is_words(checkpoint: Path, tmp_pa
     assert not set(named) & set(ids(prompt_builder, messages, literal_text=True))
 
 
-@pytest.mark.parametrize("name", SPECIAL_TOKENS)
-def test_no_special_token_can_be_joined_from_pieces(plain: PromptBuilder, name: str) -> None:
-    for cut in range(1, len(name)):
-        for more in range(cut, len(name)):
-            pieces = (name[:cut], name[cut:more], name[more:])
-            items = [{"type": "text", "text": piece} for piece in pieces]
-            literal = ids(plain, [{"role": "user", "content": items}], literal_text=True)
-            found = specials(plain, literal)
-            assert found == ["<|im_start|>", "<|im_end|>", "<|im_start|>"], pieces
-
-
 PIECES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
     st.sampled_from(SPECIAL_TOKENS),

@@ -375,20 +375,6 @@ def test_closing_in_any_state_frees_slots_and_threads(omni: Qwen3Omni, state: st
     assert threading.active_count() == threads
 
 
-def test_a_session_of_a_closed_model_says_so(checkpoint: Path) -> None:
-    omni = Qwen3Omni.load(checkpoint, max_concurrency=1)
-    session = omni.session(**GREEDY)
-    session.append("Hello")
-    stream = session.respond()
-    omni.close()
-    with pytest.raises(ClosedError):
-        list(stream)
-    session.append("Hello?")
-    with pytest.raises(ClosedError, match="load it again"):
-        session.respond()
-    session.close()
-
-
 def test_turns_are_inserted_removed_and_answered_in_any_order(omni: Qwen3Omni) -> None:
     """Any order of any roles; the prompt is that of the messages."""
     with omni.session("Be brief.", **SHORT) as session:

@@ -1,8 +1,6 @@
 """Text is measured before it is read, and tokenised in portions, with other threads going on."""
 
-import random
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import PromptTooLongError
-from qwen3_omni_neuron.prompt import builder, messages, pieces, tokenizer
+from qwen3_omni_neuron.prompt import messages, tokenizer
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.tokenizer import ChatTemplate, LiteralText, Tokenizer
@@ -165,26 +163,6 @@ def test_a_text_that_fits_nothing_is_refused_before_it_is_read(
         prompt_builder.prompt(asked, most_tokens=CONTEXT, literal_text=literal_text)
 
 
-def test_a_tool_that_fits_nothing_is_refused_before_it_is_read(
-    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ChatTemplate, "render", None)
-    tool = {**TOOL, "function": {"name": "find", "parameters": {"deep": [{"er": HUGE}]}}}
-    with pytest.raises(PromptTooLongError, match=r"tools\[0\].function.parameters.deep\[0\].er"):
-        prompt_builder.prompt(said("Hi"), most_tokens=CONTEXT, tools=[tool])
-
-
-@pytest.mark.parametrize("literal_text", [False, True])
-def test_texts_that_fit_alone_and_not_together_are_refused_before_they_are_tokenised(
-    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch, literal_text: bool
-) -> None:
-    prompt_builder.prompt(said("Hi"), literal_text=literal_text)  # special names are tokenised once
-    monkeypatch.setattr(Tokenizer, "_encode", None)
-    text = "assistant" * 9000
-    with pytest.raises(PromptTooLongError, match=r"the prompt has \d{6} characters, which are"):
-        prompt_builder.prompt(said(text) * 4, most_tokens=CONTEXT, literal_text=literal_text)
-
-
 @pytest.mark.parametrize("literal_text", [False, True])
 @pytest.mark.parametrize(
     "text", ["hello the " * 4000, "\u4f60\u597d\u3002" * 6000, "e\u0301" * 9000]
@@ -199,22 +177,6 @@ def test_a_text_that_just_fills_the_context_fits(
     assert fits.token_ids.equal(whole.token_ids)
     with pytest.raises(PromptTooLongError, match=rf"are {most} tokens or more, and {most - 1} fit"):
         prompt_builder.prompt(said(text), most_tokens=most - 1, literal_text=literal_text)
-
-
-def test_blanks_around_a_text_do_not_count_where_the_template_leaves_them_out(
-    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    render = ChatTemplate.render
-
-    def trimmed(self: Any, given: Any, tools: Any = None) -> str:
-        made = [{**message, "content": message["content"].strip()} for message in given]
-        return render(self, made, tools)
-
-    monkeypatch.setattr(ChatTemplate, "render", trimmed)
-    blanks = " " * 200_000
-    assert prompt_builder.prompt(said(f"{blanks}Hi{blanks}"), most_tokens=CONTEXT).token_ids.equal(
-        prompt_builder.prompt(said("Hi")).token_ids
-    )
 
 
 def test_a_session_measures_what_it_is_given(omni: Qwen3Omni) -> None:
@@ -263,26 +225,6 @@ def test_cutting_a_text_takes_a_time_that_grows_with_its_length(text: str) -> No
     assert counted(64_000) < 16 * 64_000
 
 
-def test_a_cut_is_where_trying_every_end_would_find_it() -> None:
-    def tried(text: str, most: int, places: Sequence[re.Pattern[str]]) -> list[str]:
-        if not places or len(text) <= most:
-            return [text]
-        found: list[str] = []
-        for part in pieces._split(text, places[0]):
-            if found and len(found[-1] + part) <= most:
-                found[-1] += part
-            else:
-                found += tried(part, most, places[1:])
-        return found
-
-    rng = random.Random(3)
-    atoms = ("a ", "word ", "four score and ", "years. ", "ago, ", "longer" * 5, "\n", "\u3002")
-    for _ in range(1000):
-        text = "".join(rng.choice(atoms) for _ in range(rng.randrange(1, 90)))
-        for most in (1, 12, 30, 100):
-            assert cut(text, most, len) == tried(text, most, pieces._PLACES)
-
-
 def test_what_is_never_spoken_in_one_piece_is_not_tokenised(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,11 +233,3 @@ def test_what_is_never_spoken_in_one_piece_is_not_tokenised(
     with pytest.raises(PromptTooLongError, match=r"\d+ tokens or more without white space"):
         omni.stream_speech("z" * 3_000_000)
     assert sum(count for _, count in watched.calls) < 1000
-
-
-def test_only_a_long_prompt_is_refused_here(prompt_builder: PromptBuilder) -> None:
-    """The exact length of a shorter one is for whoever knows the cache to say."""
-    text = "7" * 1000
-    prompt = prompt_builder.prompt(said(text), most_tokens=20 + 1000)
-    assert len(prompt) == len(prompt_builder.prompt(said(text)))
-    assert builder.AT_ONCE > CONTEXT

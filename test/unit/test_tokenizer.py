@@ -131,11 +131,6 @@ def test_added_tokens_behind_another_vocabulary_are_refused(folder: Path, tmp_pa
         Tokenizer(tmp_path)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused(ours: Tokenizer) -> None:
-    with pytest.raises(CheckpointError, match="names token 99999, and the tokenizer has"):
-        ours.token(99999)
-
-
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
 @pytest.mark.parametrize("broken", [None, "{"])
 def test_files_that_cannot_be_used_are_refused(

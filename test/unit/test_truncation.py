@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
-from qwen3_omni_neuron.prompt.messages import ConversationPart, Truncation, split
+from qwen3_omni_neuron.prompt.messages import ConversationPart, Truncation
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from testing.media_cases import CASES, assistant, audio, image, noise_image, text, tone, user
 from testing.recorded_calls import Calls, ungated, watching
@@ -101,15 +101,6 @@ def test_the_last_turn_and_instructions_stay_whatever_their_length() -> None:
     parts = [part("assistant", 5), part("user", 5), part("assistant", 5), part("user", 50)]
     assert Truncation(10, 0.0).first_kept(100, parts) == 3
     assert Truncation(10).first_kept(100, parts[:1]) == 0
-
-
-def test_parts_of_a_conversation() -> None:
-    roles = ("system", "system", "user", "user", "assistant", "assistant", "tool", "tool", "user")
-    assert split([{"role": role} for role in roles]) == [
-        *((0, 2), (2, 3), (3, 4), (4, 6), (6, 8), (8, 9))
-    ]
-    assert split([{"role": "user"}]) == [(0, 0), (0, 1)]
-    assert split([SYSTEM]) == [(0, 1)]
 
 
 def test_truncation_leaves_room_for_the_reply_up_to_an_eighth_of_the_context() -> None:

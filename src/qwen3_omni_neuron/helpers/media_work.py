@@ -200,7 +200,8 @@ def _kept_size(
     They are fitted unless the API would refuse the fitted size as too long and narrow: rounding
     sides to whole tokens can make an allowed picture so. Raises the API's errors.
     """
-    size = VisualSize(job.where, height, width, frames, SizeLimits.of(job.options))
+    asked = SizeLimits.of(job.options)
+    size = VisualSize(job.where, height, width, frames, asked, job.most_tokens)
     made = job.media.sizes.pixels(job.media.sizes.grid(size))
     fits = _passes(made)
     return (made if fits else (height, width)), fits

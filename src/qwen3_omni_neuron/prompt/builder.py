@@ -115,12 +115,12 @@ class PromptBuilder:
 
         messages: a text from the user, or dicts with "role" (system, user, assistant, or tool where
         the template takes tools) and "content": a string, or a list of {"type": "text", "text":
-        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video"; for their forms
-        see prompt.media.audio.load_waveform, image.load_image and video.load_video.
-        use_audio_in_video: also take the audio of videos. most_tokens: longest prompt; what surely
-        has more is refused before it is read. tools: descriptions of functions in the form of
-        OpenAI's API. literal_text: names of special tokens in text are words; otherwise they become
-        these tokens, as in the reference. truncation: drops the oldest turns beyond its limits.
+        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video", whose forms
+        prompt.media reads. use_audio_in_video: also take the audio of videos. most_tokens: longest
+        prompt; what surely has more is refused before it is read. tools: descriptions of functions
+        in the form of OpenAI's API. literal_text: names of special tokens in text are words;
+        otherwise they become these tokens, as in the reference. truncation: drops the oldest turns
+        beyond its limits.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError.
         """
         load = self.loader(use_audio_in_video, most_tokens)

@@ -90,7 +90,7 @@ def _size(picture: NDArray[np.uint8]) -> Item:
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    most_tokens: of one clip; a longer one is refused before it is decoded.
+    most_tokens: of one item; a larger one is refused before it is decoded or resized.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class MediaLoader:
     ):
         self._pixels, self._mel, self._settings = pixels, mel, settings
         self._audio_rate = mel.rate if use_audio_in_video else None
+        self._most_tokens = most_tokens
         self._limit_s = longest_s(most_tokens, settings.audio_tokens_per_s)
 
     def read(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
@@ -118,7 +119,9 @@ class MediaLoader:
         asked = SizeLimits.of(item)
         if kind == "image":
             picture = load_image(item, where, warn=warn)
-            grid = sizes.grid(VisualSize(where, picture.height, picture.width, None, asked))
+            grid = sizes.grid(
+                VisualSize(where, picture.height, picture.width, None, asked, self._most_tokens)
+            )
             return ImageItem(self._pixels.image(picture, grid), tuple(warnings))
         return self._video(item, where, asked)
 
@@ -130,7 +133,9 @@ class MediaLoader:
         def check(header: VideoHeader) -> None:
             nonlocal frames
             frames = header.frames
-            sizes.grid(VisualSize(where, header.height, header.width, frames, asked))
+            sizes.grid(
+                VisualSize(where, header.height, header.width, frames, asked, self._most_tokens)
+            )
 
         def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
             """Resize a frame of a file at once: together they may take gigabytes."""
@@ -138,7 +143,9 @@ class MediaLoader:
 
             nonlocal grid
             height, width, _ = frame.shape
-            grid = grid or sizes.grid(VisualSize(where, height, width, frames, asked))
+            grid = grid or sizes.grid(
+                VisualSize(where, height, width, frames, asked, self._most_tokens)
+            )
             return resize(Image.fromarray(frame), sizes.pixels(grid))
 
         video = load_video(
@@ -151,7 +158,7 @@ class MediaLoader:
             warn=warnings.append,
         )
         count, height, width, _ = video.frames.shape
-        grid = grid or sizes.grid(VisualSize(where, height, width, count, asked))
+        grid = grid or sizes.grid(VisualSize(where, height, width, count, asked, self._most_tokens))
         visual = self._pixels.video(video.frames, grid)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
         return VideoItem(visual, video.fps, clip, tuple(warnings))

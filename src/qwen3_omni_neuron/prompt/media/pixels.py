@@ -16,6 +16,7 @@ from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
     InputError,
+    PromptTooLongError,
     VideoError,
     format_value,
 )
@@ -74,6 +75,7 @@ class VisualSize:
     """Size of an image or video before it is decoded.
 
     height, width: in pixels. frames: None for an image. where: name of the item in errors.
+    most_tokens: of the context.
     """
 
     where: str
@@ -81,6 +83,7 @@ class VisualSize:
     width: int
     frames: int | None = None
     asked: SizeLimits = USUAL
+    most_tokens: int | None = None
 
     @property
     def error(self) -> type[InputError]:
@@ -134,7 +137,15 @@ class Sizes:
             raise size.error(f"{size.where} is {width} x {height} pixels: there is nothing to see.")
         made = self._asked_size(size) or self._resized(size, height, width, self._limits(size))
         groups = 1 if size.frames is None else -(-size.frames // self.temporal_patch_size)
-        return groups, made[0] // self.patch_size, made[1] // self.patch_size
+        grid = groups, made[0] // self.patch_size, made[1] // self.patch_size
+        tokens = self.tokens(grid)
+        if size.most_tokens is not None and tokens > size.most_tokens:
+            raise PromptTooLongError(
+                f"{size.where} has {tokens} tokens, and {size.most_tokens} are the most that the "
+                "context holds. Lower its max_pixels or min_pixels, or load with a larger "
+                "context_length."
+            )
+        return grid
 
     def tokens(self, grid: Grid) -> int:
         """Count the tokens that a grid of patches becomes in a prompt."""
