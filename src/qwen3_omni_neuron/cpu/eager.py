@@ -101,10 +101,7 @@ class EagerSlots(CpuSlots):
         return outputs
 
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
-        """Append one row to each slot.
-
-        inputs: token ids int64 [n] or embeddings [n, hidden].
-        """
+        """Append one row to each slot. inputs: token ids int64 [n] or embeddings [n, hidden]."""
         lengths, positions = self._ends(slots)
         cache = SlotCache(
             self._cache.window(max(lengths) + 1), torch.tensor(slots), torch.tensor(lengths)

@@ -313,10 +313,7 @@ def model_bytes(
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the bytes of a model's weights in a compiled tree.
-
-    parts: all parts of its stage.
-    """
+    """Return the bytes of a model's weights in a compiled tree. parts: all parts of its stage."""
     chosen = {name: parts[name] for name in MODEL_PARTS[model]}
     forms = _forms_of(chosen, dtype, predictor_dtype, quantised)
     return layout_bytes(_file_layout(chosen, forms))

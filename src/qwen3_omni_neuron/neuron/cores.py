@@ -1,7 +1,6 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
-With placement "shared" one process has all stages, with "split" each stage has one, with as many
-cores as the largest degree of its parts.
+With placement "split" a stage has as many cores as the largest degree of its parts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -239,7 +239,7 @@ class NeuronVocoder:
         )
         for slot, chunk, position in zip(slots, codes, positions, strict=True):
             self._positions.pop(slot, None)
-            # A stream ends with a padded chunk, because its state then includes the padding.
+            # A padded chunk ends a stream: its state includes the padding.
             if len(chunk) == frames:
                 self._positions[slot] = position + frames
         return cut_audio(codes, samples[:, late:], self.frame_samples, late)

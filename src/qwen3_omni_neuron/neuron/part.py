@@ -101,10 +101,7 @@ Inputs and outputs have the types that they have on the device; an input that is
 
 
 class LoadedPart:
-    """The graphs of one part on its cores, with its weights and its state.
-
-    run: calls a graph; dropped at `close`.
-    """
+    """The graphs of one part on its cores, with its weights and its state."""
 
     def __init__(self, graphs: Iterable[Graph], run: Run):
         self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
@@ -115,7 +112,7 @@ class LoadedPart:
     def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Run one graph and renew the state. Returns Graph.outputs, on the host.
 
-        inputs: as Graph.inputs; None: zeros, where optional. Raises ClosedError.
+        inputs: as Graph.inputs; None: zeros. Raises ClosedError.
         """
         if self._run is None:
             raise ClosedError(f"{self.name} was closed. Load it again.")

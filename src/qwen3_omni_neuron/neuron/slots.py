@@ -22,7 +22,7 @@ class GraphSlots(SlotLengths):
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
     A step writes recent rows, which are flushed into the segments of the cache when they are full,
-    and before rows of a prompt follow (see model.kv_cache.Segments).
+    and before rows of a prompt (see model.kv_cache.Segments).
     """
 
     chunked_prefill = True
@@ -163,10 +163,7 @@ class GraphSlots(SlotLengths):
 
 
 class GraphThinkerSlots(GraphSlots):
-    """The thinker's slots (see engines.protocols.ThinkerSlots) over its loaded part.
-
-    embedding: the token embedding [vocab, hidden], on the host.
-    """
+    """The thinker's slots over its part. embedding: of tokens [vocab, hidden], on the host."""
 
     def __init__(self, part: LoadedPart, embedding: Tensor):
         super().__init__(part, "thinker")

@@ -64,10 +64,7 @@ def is_torchneuron(version: str) -> bool:
 
 
 def require_sdk() -> None:
-    """Check the SDK's packages, and warn of unsupported versions.
-
-    Raises NotInstalledError.
-    """
+    """Check the SDK's packages, and warn of unsupported versions. Raises NotInstalledError."""
     absent = [name for name in _SDK_MODULES if importlib.util.find_spec(name) is None]
     if absent:
         raise NotInstalledError(

@@ -26,7 +26,7 @@ class Seen:
     """Results that engines have returned.
 
     largest: largest magnitude by stage and call. broken: calls that returned NaN or infinity. ends:
-    of the current answer, the end code's probability after the text's end, by frame.
+    the end code's probability after the text's end, by frame.
     """
 
     largest: dict[str, float] = field(default_factory=dict)
@@ -95,9 +95,8 @@ def watched(engines: Engines, config: OmniConfig, seen: Seen) -> Engines:
 class Spoken:
     """An answer in speech.
 
-    heard: what the model itself hears in it; None without speech, or with NaN in it. found: share
-    of the text's words among the heard ones, in order. end: largest probability of the end code
-    after the text's end; None without a frame after it.
+    heard: what the model hears in it; None without finite speech. found: share of the text's words
+    that are heard in order. end: largest probability of the end code after the text's end.
     """
 
     question: Question
@@ -134,7 +133,7 @@ def _hear(omni: Qwen3Omni, result: SpeechResult) -> str:
 
 
 def _words_found(text: str, heard: str) -> float | None:
-    """Return the share of a text's words that are heard in their order."""
+    """Return the share of words that are heard in order."""
     from difflib import SequenceMatcher
 
     said, again = (_words(part) for part in (text, heard))

@@ -1,7 +1,6 @@
 """Results of each stage of the reference over inputs from one of its own replies.
 
-A stage's inputs are the reference's: an error of one stage does not reach the next. They are
-recorded once, and computed over again with other weights.
+They are recorded once, and computed over again with other weights.
 """
 
 from collections.abc import Iterator
@@ -29,9 +28,9 @@ from qwen3_omni_neuron.verification.stages import as_array, thinned, thinned_log
 class Given:
     """Inputs of the stages in one reply.
 
-    token_ids: generated ids [N]. codes: int64 [frames, 16]. thinker: keyword arguments of the text
-    model over prompt and reply. talker: those of the talker's model. prompt_rows, talker_rows: rows
-    before the first step of each.
+    token_ids: generated ids [N]. codes: int64 [frames, 16]. thinker, talker: keyword arguments of
+    the text model over prompt and reply, and of the talker's model. prompt_rows, talker_rows: rows
+    before the first step.
     """
 
     prompt: Prompt
@@ -129,10 +128,7 @@ class Stages:
 
     @torch.no_grad()
     def inputs(self, given: Given) -> Arrays:
-        """Return the inputs of the stages of `outputs`, and what no dtype rounds.
-
-        The arrays are described in verification.reference.
-        """
+        """Return inputs and results that no dtype rounds: see verification.reference."""
         rows = given.thinker["inputs_embeds"]
         spoken = torch.tensor(text_rows(self._config, given.token_ids, len(given.codes)))
         embedded = self.reference.model.thinker.get_input_embeddings()(spoken.to(rows.device))
@@ -191,10 +187,7 @@ class Stages:
         return found
 
     def _thinker(self, given: Given) -> tuple[Tensor, Tensor]:
-        """Return the accept layer's rows of media [M, hidden], and the reply's logits [N, vocab].
-
-        The layer's own output is taken, before deepstack is added.
-        """
+        """Return the accept layer's rows of media [M, hidden], and the logits [N, vocab]."""
         model, rows = self.reference.thinker_model, given.prompt_rows
         kept: list[Tensor] = []
 
@@ -226,10 +219,10 @@ class Stages:
     def _predict(
         self, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the codes [frames, 16] of the code predictor, and how sure each is [frames, 15].
+        """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
 
-        Greedy: margin of its logit over the next, in standard deviations of the logits. Sampled:
-        distance of its random number from the interval's end, as a probability.
+        Greedy: of its logit over the next, in standard deviations of the logits. Sampled: distance
+        of its random number from the interval's end, as a probability.
         """
         predictor, tables = self._talker.code_predictor, self._tables
         device = hidden.device
@@ -248,7 +241,7 @@ class Stages:
 
 
 def gaps(logits: Tensor) -> Tensor:
-    """Return how far each row's largest logit is above the next, in the row's deviations."""
+    """Return the margin of each row's largest logit, in the row's deviations."""
     first, second = logits.float().topk(2).values.unbind(-1)
     return (first - second) / logits.float().std(-1)
 

@@ -1,9 +1,9 @@
 """Differences of a loaded model from a reference, and what rounding explains of them.
 
 A row's difference is the length of the error over the length of the row; that of logits leaves
-their mean out. Each matrix that a row passes adds about the rounding of its own result and weights,
-so that after n layers the error is about sqrt(n) times as large. A code, or a likeliest token, that
-differs is explained if the reference's own margin is less than this error.
+their mean out. Each matrix adds about the rounding of its result and weights: after n layers the
+error is about sqrt(n) times as large. A code, or a likeliest token, that differs is explained if
+the reference's own margin is less.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ THINKER_PROMPTS = "thinker_prefill"
 
 @dataclass(frozen=True)
 class NumberTypes:
-    """Types of numbers that a model computes in.
+    """Types of numbers that a model computes in: "float32" or "bfloat16".
 
-    activations, predictor: "float32" or "bfloat16". weights, encoders: "int8" or "int4" if the
-    weights of the decoders, or of the encoders, are rounded and the reference's are not, else "".
+    weights, encoders: "int8" or "int4" if the weights of decoders or encoders are rounded and the
+    reference's are not.
     """
 
     activations: str
@@ -51,10 +51,9 @@ class Difference:
 
     error: median of the rows; None for codes. allowed: what rounding explains of a row. beyond:
     share of the rows or codes that it does not explain. few: share that may be beyond. cosine:
-    least of a row. largest: largest difference of two numbers. agreement: share of the likeliest
-    tokens, or of codes, that are the reference's. sampled: share of codes under the same random
-    numbers. first: the first row or code that is not explained. graph: kind of the compiled graphs
-    that compute it. steps: by step of the code predictor, share of the reference's codes.
+    least of a row. largest: of two numbers. agreement: share of the likeliest tokens, or of codes,
+    that are the reference's. sampled: of codes under the same random numbers. first: not explained.
+    graph: kind of the stage's compiled graphs. steps: agreement by step of the code predictor.
     """
 
     stage: str
@@ -79,10 +78,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class JudgedStage:
-    """Stage of a model, and its judgement.
+    """Stage of a model.
 
-    array: its rows in the results. layers: layers that a row has passed. rounded: its weights are
-    those of dtypes int8 and int4. predictor, encoder: computed by the code predictor, an encoder.
+    array: its rows in the results. layers: passed by a row. rounded: its weights are those of
+    dtypes int8 and int4. predictor, encoder: what computes it.
     """
 
     name: str
@@ -136,8 +135,7 @@ def judge(
 ) -> list[Difference]:
     """Compare all stages.
 
-    pairs: for each question, the reference, its results for the weights of the model, and the
-    model's results.
+    pairs: for each question, the reference, its results for the model's weights, and the model's.
     """
     wrong = [
         number
@@ -235,7 +233,7 @@ def _rows_by_graph(stage: JudgedStage, count: int, answer: ReferenceAnswer) -> N
 
 
 def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return an array as rows: of logits without their mean, of samples by frame."""
+    """Logits without their mean, samples by frame."""
     wide = x.astype(np.float64)
     if stage.array == "samples":
         assert config.code2wav is not None
@@ -260,7 +258,7 @@ def _row_errors(
 def _codes(
     stage: JudgedStage, allowed: float, pairs: Sequence[tuple[ReferenceAnswer, Arrays, Arrays]]
 ) -> Difference:
-    """Compare codes step by step, among the frames whose earlier codes are the same."""
+    """Compare codes among the frames whose earlier codes are the same."""
     unexplained, first = 0, ""
     # By kind: the same codes, and those compared, at each step.
     counts = np.zeros((2, 2, pairs[0][1]["greedy_margins"].shape[1]), int)

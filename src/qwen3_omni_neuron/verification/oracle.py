@@ -27,8 +27,8 @@ GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
 class ReferenceResult:
     """A reply of the reference.
 
-    token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: [S, hidden] of
-    each talker forward, the prompt's first.
+    token_ids: EOS included. codes: int64 [frames, groups]. talker_rows: [S, hidden] of each talker
+    forward.
     """
 
     token_ids: list[int]
@@ -71,7 +71,7 @@ class Reference:
         return getattr(thinker, "visual", None) or thinker.model.visual
 
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
-        """Answer greedily. options: the reference's options; thinker_eos_token_id: default NO_EOS.
+        """Answer greedily, with the reference's options; thinker_eos_token_id: default NO_EOS.
 
         The reply must have at least two tokens and one frame: the reference fails on less.
         """

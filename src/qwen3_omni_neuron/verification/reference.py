@@ -56,11 +56,7 @@ class About:
 
 @dataclass(frozen=True)
 class ReferenceAnswer:
-    """Results for one question.
-
-    arrays: of the weights as stored. rounded: arrays of the encoders and decoders by the dtype of
-    their weights.
-    """
+    """Results for one question. rounded: of other weights, by their dtype."""
 
     question: Question
     arrays: Arrays
@@ -73,10 +69,7 @@ def spread(count: int) -> NDArray[np.int64]:
 
 
 def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int]:
-    """Return the text token of each row of the talker: of the prompt's last, then one a frame.
-
-    The reference leaves out the last token that it generated.
-    """
+    """Return the text token of each row of the talker, but the last generated one."""
     ids = [*token_ids[:-1], config.tts_eos_id]
     return (ids + [config.tts_pad_id] * frames)[: frames + 1]
 

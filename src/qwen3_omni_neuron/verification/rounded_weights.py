@@ -1,8 +1,4 @@
-"""The reference with the weights of the CPU's dtypes.
-
-In `mixed` matrices, convolutions and tables are in bfloat16. In int8 and int4 some are rounded
-further.
-"""
+"""The reference with the weights of the CPU's dtypes. `mixed`: bfloat16 matrices and tables."""
 
 import re
 from typing import Any

@@ -32,11 +32,7 @@ from qwen3_omni_neuron.verification.stages import EngineStages
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a verification.
-
-    about, differences: the reference, and each stage's difference from it. seen: numbers that the
-    engines returned. spoken: the answers in speech.
-    """
+    """Result of a verification. about, differences: from the reference. seen: by the engines."""
 
     folder: Path
     plan: CompilePlan
@@ -60,9 +56,9 @@ def verify(
 ) -> Verdict:
     """Load a model and verify it.
 
-    against: a file that write_reference wrote. load: arguments of Qwen3Omni.load; its placement is
-    "shared". most_spoken: number of questions that are answered in speech. Raises the errors of
-    Qwen3Omni.load and of read_reference.
+    against: a file that write_reference wrote. load: arguments of Qwen3Omni.load. most_spoken:
+    number of questions that are answered in speech. Raises the errors of Qwen3Omni.load and of
+    read_reference.
     """
     folder, load = resolve_checkpoint(model), dict(load or {})
     if load.pop("placement", "shared") != "shared":
@@ -100,10 +96,7 @@ def compare(
     answers: list[ReferenceAnswer],
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[Difference]:
-    """Compare all stages of a loaded model, which has no other work, with a reference.
-
-    engines: the model's, in this process. plan: the plan that it was loaded with.
-    """
+    """Compare all stages of a loaded model, which has no other work, with a reference."""
     config, pairs = read_config(plan.model), []
     stages = EngineStages(engines, config)
     for number, answer in enumerate(answers):

@@ -60,9 +60,8 @@ def write_reference(
 
     Encoders and decoders compute once more with the weights of int8 and of int4, unless the
     checkpoint is quantised; with adapters also with those of `mixed`. dtype: "float32" or
-    "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an answer. progress:
-    called with a line for each step. Raises CheckpointError, OutputError, and the errors of
-    `computing_on` and of transformers.
+    "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an answer. Raises
+    CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
     """
     folder = resolve_checkpoint(model)
     config = read_config(folder)
@@ -106,8 +105,7 @@ def write_reference(
 def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator[Path]:
     """Write a checkpoint with adapters merged, for transformers, until the block ends.
 
-    Its files are links to the folder's, and MERGED_FILE has the changed weights in float32. Raises
-    CheckpointError, also for a quantised checkpoint.
+    Its files are links, and MERGED_FILE has the changed weights in float32. Raises CheckpointError.
     """
     if not adapters:
         yield folder

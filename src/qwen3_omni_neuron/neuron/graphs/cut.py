@@ -69,10 +69,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis along which a tensor is cut, and each rank's spans of it.
+    """An axis of a plain tensor along which it is cut, and each rank's spans.
 
-    transposed: whether a rank's tensor has its last two axes exchanged. The axis is the plain
-    tensor's.
+    transposed: a rank's tensor has its last two axes exchanged.
     """
 
     axis: int

@@ -150,10 +150,9 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
 def kv_cache_state(
     config: OmniConfig, part: str, plan: CompilePlan, window: int | None = None
 ) -> tuple[TensorSpec, ...]:
-    """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
+    """Describe one core's KV heads of a KV cache: recent rows of all slots, then segments.
 
-    The recent rows of all slots, then segments that the plan's windows end, those of `window`
-    alone.
+    The plan's windows end segments, those of `window` alone.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))

@@ -1,4 +1,4 @@
-"""A graph: a function traced from a module at one bucket, its state passed in and out."""
+"""A graph: a function traced from a module at one bucket."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ class TensorSpec:
     """A tensor of a graph.
 
     below: upper bound, exclusive, of an example's values; 0: none. idle: fill value of an input
-    whose call must not change any state. is_optional: an input may be left out, which means zeros.
+    whose call must not change any state. is_optional: it may be left out, which means zeros.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Layers that are cut over several ranks, and the group of ranks that they sum over.
 
-Matrices are [in, out]. A column-parallel matrix gives each rank some outputs, which a row-parallel
-one takes as inputs and sums over the ranks: one collective for both.
+Matrices are [in, out]. A column-parallel matrix gives each rank some outputs, the inputs of a
+row-parallel one, which sums over the ranks.
 """
 
 from typing import Protocol

@@ -43,10 +43,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class CoreMemory:
-    """Memory that a plan takes on the fullest core, a stage's first one, by degrees.
-
-    state_bytes: KV caches and the vocoder's state for all slots.
-    """
+    """Memory that a plan takes on the fullest core, a stage's first one, by degrees."""
 
     plan: CompilePlan
     parts: list[PartSize]
@@ -106,7 +103,7 @@ def instances_of(
 ) -> dict[str, Degrees]:
     """Return the instances to judge a plan on, with their degrees.
 
-    instance: None for the smallest with enough cores. defaults: each of INSTANCES has its own.
+    instance: None for the smallest with enough cores.
     """
     if defaults is not None:
         return {name: defaults[name] for name in INSTANCES}

@@ -1,4 +1,4 @@
-"""The weights of a part on the device, in few tensors: each is an input of every compiled graph."""
+"""The weights of a part on the device, in few tensors: each is an input of every graph."""
 
 import math
 from collections import defaultdict
@@ -32,10 +32,7 @@ class Place:
 
 
 class Weights:
-    """The parameters and constants of a part's module, joined in few tensors on the device.
-
-    Those of one shape and type are rows of one tensor, small ones share a flat one.
-    """
+    """The parameters and constants of a part's module, joined by shape and type in few tensors."""
 
     def __init__(self, owner: nn.Module, device: torch.device):
         """Copy the weights; those on the meta device are left uninitialized."""

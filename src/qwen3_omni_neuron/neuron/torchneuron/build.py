@@ -41,8 +41,8 @@ def build_engines(
 ) -> StageEngines:
     """Start a process for each rank, load the parts of some stages, and call every graph once.
 
-    Raises NotInstalledError, ArtifactError for a tree that doesn't fit or whose graphs had to be
-    compiled again, CheckpointError, EngineDiedError; everything is closed then.
+    Raises NotInstalledError, ArtifactError for a tree whose graphs had to be compiled again,
+    CheckpointError, EngineDiedError; everything is closed then.
     """
     built, config = StageEngines(), spec.config
     with ExitStack() as loaded:

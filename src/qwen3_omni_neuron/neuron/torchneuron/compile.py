@@ -1,7 +1,4 @@
-"""Compiles one model of a plan for TorchNeuron, after setting its environment variables.
-
-They are set before torch is imported: torch imports TorchNeuron where it is installed.
-"""
+"""Compiles one model of a plan for TorchNeuron, after setting its environment variables."""
 
 import shutil
 import time
@@ -26,8 +23,7 @@ def compile_model(
 ) -> ModelRecord:
     """Compile a model into the empty `folder`, in a process of its own.
 
-    Raises what neuron.torchneuron.runtime.fill_folder raises, and OptionError for settings that
-    contradict TorchNeuron's.
+    Raises the errors of neuron.torchneuron.runtime.fill_folder, and OptionError.
     """
     started = time.monotonic()
     # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.

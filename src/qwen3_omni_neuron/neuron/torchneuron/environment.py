@@ -23,7 +23,7 @@ SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1",
     # A tensor on the CPU is not copied at every call.
     "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
-    # State that is renewed in place is not copied back to the CPU.
+    # Nor is state that is renewed in place copied back.
     "TORCH_NEURONX_RETAIN_DEVICE_MODE": "0",
     # NEFFs come from the tree.
     "TORCH_NEURONX_DISABLE_NEFF_CACHE": "0",

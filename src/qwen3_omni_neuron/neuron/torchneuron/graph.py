@@ -1,9 +1,8 @@
 """A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
 
-A graph's first call captures its operations for TorchNeuron's backend of torch.compile, without
-Dynamo, which takes as long again and checks every weight at each call. State is an input that an
-output aliases; weights are inputs that a part's graphs share. Source: aws-neuron/torch-neuronx
-v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
+A first call captures the graph's operations for TorchNeuron's backend of torch.compile; Dynamo
+would take as long again and check every weight at each call. State is an input that an output
+aliases. Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +55,8 @@ class CompiledGraph:
     def __call__(self, given: Mapping[str, Tensor], state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the graph and renew the state. Returns the outputs on the host.
 
-        given: inputs by name, in the device's types; missing ones are zeros. state: the tensors of
-        Graph.state.
+        given: inputs by name, in the device's types; missing ones are zeros. entering: called when
+        the inputs are there.
         """
         # Every call uses the mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
