@@ -110,9 +110,8 @@ Item = int | AudioChunk | TextEnd
 class Output:
     """Tokens and audio chunks of one request, in their order.
 
-    The queue is bounded: a caller that does not read stalls its own request, until `on_token_space`
-    wakes the thinker's stage or `on_chunk_space` the vocoder's. The lock of `changed` guards every
-    field. on_change: called wherever `changed` is notified, for an event loop.
+    The queue is bounded: a caller that does not read stalls its own request. The lock of `changed`
+    guards every field. on_change: called wherever `changed` is notified, for an event loop.
     """
 
     def __init__(

@@ -116,9 +116,9 @@ class Pipeline:
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it.
 
-        after: a request whose slot this one takes when it ends. Returns the request and its
-        position in the queue, 0 if it has a slot. Raises OptionError for chunk sizes that are not
-        compiled, BusyError, ClosedError, and EngineDiedError.
+        after: a request whose slot this one takes. Returns the request and its position in the
+        queue, 0 if it has a slot. Raises OptionError for chunk sizes that are not compiled,
+        BusyError, ClosedError, and EngineDiedError.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
@@ -145,9 +145,9 @@ class Pipeline:
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
 
-        It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends when
-        a request needs the slot, and by `cancel`. For AWAITED_S, other requests take its slot last.
-        Raises ClosedError and EngineDiedError.
+        It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends by
+        `cancel`, or when a request needs the slot, which others take last for AWAITED_S. Raises
+        ClosedError and EngineDiedError.
         """
         never_s = threading.TIMEOUT_MAX
         options = replace(request.options, first_token_timeout_s=never_s, wait_timeout_s=never_s)
@@ -172,8 +172,8 @@ class Pipeline:
     def call_without_waiting(self, close: Callable[[], None]) -> None:
         """Call a function that takes the lock, in another thread if it is held: for finalizers.
 
-        The garbage collector may run them in any line of a thread, which may hold a lock for which
-        the holder of this one waits, such as that of a logging handler.
+        They run in any line of a thread, which may hold a lock for which the holder of this one
+        waits, such as that of a logging handler.
         """
         check_not_forked()
         if self._lock.acquire(blocking=False):

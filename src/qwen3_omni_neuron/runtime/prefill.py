@@ -1,8 +1,7 @@
 """Prefill of prompts, in which the thinker's stage and the talker's are alike.
 
-A slot keeps the rows of its last request, and the prefix cache records them: a prompt that begins
-with the same rows is computed from the first row that differs, in chunks where other requests run.
-Rows of other slots are copied.
+A slot keeps the rows of its last request: a prompt that begins with the same rows is computed from
+the first that differs, in chunks where other requests run. Rows of other slots are copied.
 """
 
 from abc import abstractmethod
@@ -28,7 +27,7 @@ class CachedRows:
     """The first `count` rows of a prompt, in one slot.
 
     keys: of the whole prompt. accepted: the thinker's accept-layer hidden states [media, hidden] at
-    the media positions among these rows; empty in the talker's record.
+    the media positions among these rows.
     """
 
     keys: RowKeys
@@ -39,8 +38,8 @@ class CachedRows:
 class PrefixCache:
     """Rows that each slot of one engine holds.
 
-    Only the thread of the engine's stage changes them. Any thread may `choose` and `count`, without
-    a lock: a slot's record never changes, and `bring` compares again.
+    The thread of the engine's stage changes them. Any thread may `choose` and `count`, without a
+    lock: a slot's record never changes, and `bring` compares again.
     """
 
     def __init__(self, slots: int):
@@ -97,8 +96,8 @@ class PrefixCache:
 class PromptTask(Task):
     """A request in a stage that computes its prompt.
 
-    rows: number of the prompt's rows that may be cached. keys: None without a prefix cache. most:
-    largest number of rows to use from the cache.
+    rows: of the prompt that may be cached. keys: None without a prefix cache. most: rows to use
+    from the cache at most.
     """
 
     def __init__(self, live: LiveRequest, rows: int, keys: RowKeys | None, most: int):

@@ -40,10 +40,9 @@ class WrittenReply:
 class Request:
     """One request.
 
-    options: with a seed. arrived_s: time by the clock. keys: of the prompt's rows in the prefix
-    cache; None: it is not used. ahead: see `Pipeline.prefill_ahead`. written: reply to speak
-    without the thinker's engine. thinks: its text begins with reasoning. pace: of the caller's
-    earlier replies.
+    options: with a seed. arrived_s: by the clock. keys: of the prompt's rows in the prefix cache.
+    ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: its
+    text begins with reasoning. pace: of the caller's earlier replies.
     """
 
     prompt: Prompt
@@ -166,10 +165,10 @@ class LiveRequest:
         return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
-        """Return the time by the clock at which a wait for this request becomes too long.
+        """Return the time by the clock at which a wait becomes too long.
 
-        Time counts from the last token, frame or chunk after waiting_since_s, or from the start of
-        an engine's call in progress.
+        It counts from the last token, frame or chunk after waiting_since_s, or from the start of an
+        engine's call in progress.
         """
         if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.options.first_token_timeout_s

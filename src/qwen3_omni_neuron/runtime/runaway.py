@@ -121,8 +121,7 @@ _PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)
 def end_probability(logits: Tensor, params: SamplingParams, allowed: Ids, end_id: int) -> float:
     """Return the probability with which a frame that goes on could have ended the speech.
 
-    logits: [1, vocab] of code 0. Top-k and top-p are ignored: they only make an unlikely end
-    impossible.
+    logits: [1, vocab] of code 0. Top-k and top-p only make an unlikely end impossible.
     """
     if not params.do_sample:
         return 0.0

@@ -1,8 +1,7 @@
 """The loop that all stages share: one worker thread a stage, and the containment of failures.
 
-An engine's call that raises is repeated for each request alone: those for which it raises again end
-with that error. If the stage's own code raises, all of its requests end. If its thread or its
-engine's process ends, later requests are refused, too.
+An engine's call that raises is repeated for each request alone. If the stage's own code raises, all
+of its requests end; if its thread or its engine's process ends, later ones are refused, too.
 """
 
 import logging
@@ -78,9 +77,9 @@ class Shared:
 class Stage(ABC, Generic[AnyTask]):
     """Base of the stages: a thread, its tasks, and calls of its engine.
 
-    The thread selects its next work with the lock held (`_select`) and does it without. The lock
-    guards all fields and every LiveRequest. `add`, `fail`, `close`, `wake` and `on_progress` are
-    called with it. fault: the error by which the stage can't work any more.
+    The thread selects its next work with the lock held (`_select`). The lock guards all fields and
+    every LiveRequest; `add`, `fail`, `close`, `wake` and `on_progress` are called with it. fault:
+    the error by which the stage can't work any more.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -221,10 +220,7 @@ class Stage(ABC, Generic[AnyTask]):
     def _call_engine(
         self, tasks: Sequence[AnyTask], call: Callable[[Sequence[AnyTask]], Sequence[Result]]
     ) -> list[tuple[AnyTask, Result]]:
-        """Call the engine for several tasks at once. Returns those that succeeded, with results.
-
-        A call that raises has changed no slot (see engines.protocols).
-        """
+        """Call the engine for several tasks at once. Returns those that succeeded, with results."""
         now = self._called_s = self._clock.now()
         for task in tasks:
             task.live.called_s[self.name] = now

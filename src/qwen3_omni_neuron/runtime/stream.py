@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 
 import numpy as np
 
@@ -29,15 +28,14 @@ from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
-    It is read by `for` in a thread, or by `async for` in an event loop. The request starts at once.
-    A caller that takes no events stalls its own request once its output queue is full. `close`, the
-    end of a `with` or `async with` block or dropping the stream cancels the request. An error in
-    any stage is raised by the next event.
+    It is read by `for` in a thread, or by `async for` in an event loop. A caller that takes no
+    events stalls its own request. `close`, the end of a `with` or `async with` block or dropping
+    the stream cancels the request.
 
     queue_position: position in the queue for a slot when the request came, 0 if it got one.
-    prompt_tokens: number of tokens of its prompt. keeps_audio: whether the result has the audio.
-    owner: object that must live as long as the stream. later: requests whose events continue this
-    stream, such as the pieces of a long text; each takes the slot of the previous one.
+    prompt_tokens: of its prompt. keeps_audio: whether the result has the audio. owner: object that
+    must live as long as the stream. later: requests whose events continue this stream, such as the
+    pieces of a long text; each takes the slot of the previous one.
     """
 
     def __init__(
@@ -94,8 +92,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     async def ready(self, delay_s: float) -> list[Event]:
         """Wait for the next event, and return it with those that are ready then.
 
-        Text waits delay_s for more of it; audio and the end do not. The list has at most one chunk,
-        which only the end may follow. Raises StopAsyncIteration after the end.
+        Text waits delay_s for more of it. The list has at most one chunk, which only the end may
+        follow. Raises StopAsyncIteration after the end.
         """
         if delay_s > 0 and not self._done:
             try:
@@ -133,25 +131,15 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def __enter__(self) -> "SpeechStream":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(ForkError):  # a forked child leaves its parent's block
             self.close()
 
     async def __aenter__(self) -> "SpeechStream":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
 
     def __repr__(self) -> str:
         where = "queued" if self.slot < 0 else f"in slot {self.slot}"

@@ -1,7 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens.
 
 The encoder stage encodes a long prompt's media: an image of three megapixels takes as long as
-hundreds of steps. Short media are encoded in the thinker's calls.
+hundreds of steps.
 """
 
 import math
