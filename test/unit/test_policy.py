@@ -114,7 +114,7 @@ def starter() -> LiveRequest:
 def policy(shares_cores: bool, *running: LiveRequest) -> SchedulingPolicy:
     made = SchedulingPolicy(shares_cores, FRAME_S, running)
     made.prefilled(ROWS, PREFILL_S)
-    made.stepped(0.01)
+    made.step_s = 0.01
     return made
 
 

@@ -50,15 +50,11 @@ class SchedulingPolicy:
         self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
         self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of its rows
-        self._step_s = 0.0
+        self.step_s = 0.0  # the thinker's last
 
     def prefilled(self, rows: int, seconds: float) -> None:
         """Record the time of a prefill of the thinker."""
         self._row_s[rows.bit_length()] = seconds / max(rows, 1)
-
-    def stepped(self, seconds: float) -> None:
-        """Record the time of a step of the thinker."""
-        self._step_s = seconds
 
     def expected_s(self, rows: int) -> float:
         """Return the expected seconds of a prefill, by the last one of similar size."""
@@ -157,7 +153,7 @@ class SchedulingPolicy:
             # Each token becomes a frame; the last frames wait if they do not fill a chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
-            needs_s += self._step_s
+            needs_s += self.step_s
         return max(0.0, needs_s * MARGIN - lasts_s)
 
     def _serves(self, live: LiveRequest, expected_s: float, within_s: float) -> bool:
@@ -168,7 +164,7 @@ class SchedulingPolicy:
         if not self._shares_cores:
             steps = math.ceil(missing_s / self._frame_audio_s)
             reads = live.text.has_space and live.output.has_space_for_token
-            return reads and steps * self._step_s <= within_s
+            return reads and steps * self.step_s <= within_s
         if not live.output.has_space_for_chunk:
             return False
         frame_s = _frame_s(live)

@@ -207,7 +207,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
             with self._lock:
-                self._policy.stepped(self._clock.now() - start_s)
+                self._policy.step_s = self._clock.now() - start_s
             for task, logits in stepped:
                 task.logits = logits
             self._sample([task for task, _ in stepped])
