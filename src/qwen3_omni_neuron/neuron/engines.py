@@ -66,10 +66,7 @@ class NeuronVision:
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
     def encode(self, visuals: Iterable[Visual]) -> Tensor:
-        """Encode images and videos frame by frame.
-
-        Raises BucketError for a frame of more patches than any graph takes.
-        """
+        """Encode images and videos frame by frame. Raises BucketError for a too large frame."""
         return torch.cat([rows for visual in visuals for rows in self._frames(visual)], 1)
 
     def _frames(self, visual: Visual) -> Iterator[Tensor]:
@@ -200,10 +197,7 @@ class NeuronVocoder:
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the first chunks of streams.
-
-        Raises BucketError for a chunk of no frames or of too many.
-        """
+        """Decode the first chunks of streams. Raises BucketError for no or too many frames."""
         return self._decode(slots, codes, [0] * len(slots), self.latency_samples)
 
     @torch.inference_mode()
@@ -272,10 +266,7 @@ def talker_engine(
     release: Callable[[], None],
     fault: Fault | None = None,
 ) -> TalkerEngine:
-    """Make the table of text rows, load the other parts, and make the engine.
-
-    slots: loads the decoder, when `unload` has released the text projection.
-    """
+    """Make the engine. slots: loads the decoder, when the text projection was released."""
     config = spec.config
     tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)
     assert config.talker and tables.embedding and tables.codec_embedding

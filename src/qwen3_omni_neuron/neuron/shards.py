@@ -24,7 +24,7 @@ _OWNER = "owner"  # first part of every name in the files: the module in the tra
 
 
 class PartShare:
-    """One rank's share of a part: its module with parallel layers, on the meta device at first."""
+    """One rank's share of a part: its module with parallel layers."""
 
     def __init__(self, spec: PartSpec, group: Group):
         owner = spec.make().eval()
@@ -61,9 +61,9 @@ def weight_name(name: str) -> str:
 
 
 def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the weights of every rank into a part's folder, one parameter in memory at a time.
+    """Write the weights of every rank, one parameter in memory at a time.
 
-    Raises CheckpointError if the checkpoint lacks a tensor or has it in another shape, OSError.
+    Raises CheckpointError, OSError.
     """
     stored = set(checkpoint.names)
     compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)

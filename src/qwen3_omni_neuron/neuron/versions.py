@@ -10,7 +10,7 @@ from qwen3_omni_neuron.errors import NotInstalledError
 
 logger = logging.getLogger(__name__)
 
-# SDK 2.31, the last line with NxDI. The packages that PyPI has under these names are placeholders.
+# SDK 2.31, the last with NxDI. PyPI's packages of these names are placeholders.
 NEURON_SDK = "2.31"
 _NEURON = {  # as the extra `neuron` of pyproject.toml pins them; nki comes with neuronx-cc
     "neuronx-distributed-inference": "0.10.18399",
@@ -49,7 +49,7 @@ def supported_torchneuron() -> dict[str, str]:
 
 
 def is_supported(version: str, supported: str) -> bool:
-    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
+    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12"."""
     wanted = [pattern.strip() for pattern in supported.split(",")]
     # "2.9.0.2.15.3+abc": the part after + names a build.
     plain = version.split("+", maxsplit=1)[0]

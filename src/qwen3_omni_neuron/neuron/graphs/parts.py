@@ -197,8 +197,8 @@ def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
 
 SCORES_BYTES = 64_000_000  # largest tensor of scores
 HIDDEN = -3e4  # score of a hidden key, whose weight is then exactly 0, scaled or not
-# Shapes that suit the kernel: the stricter one of two published rules, of TorchNeuron's table of
-# decompositions and of measurements of a later version.
+# Shapes that suit the kernel: the stricter of TorchNeuron's table of decompositions and
+# measurements of a later version.
 KERNEL_ROWS, KERNEL_HEAD_DIM, KERNEL_HEADS = 512, 128, 512
 EVEN = 16  # head_dim of the kernel is padded to a multiple of it
 
@@ -231,10 +231,7 @@ def suits_kernel(q: Tensor) -> bool:
 
 
 def _hiding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Widen heads by a column that replaces the mask: 1 in q, and in k 0 or HIDDEN.
-
-    A seen key's score stays exact. The kernel wants v as wide as k.
-    """
+    """Widen heads by a column that replaces the mask: 1 in q, and in k 0 or HIDDEN."""
     columns = EVEN - q.shape[3] % EVEN  # 72 -> 80, 64 -> 80
     hidden = torch.where(mask, 0.0, HIDDEN).to(k.dtype).transpose(2, 3)  # [frames or 1, 1, rows, 1]
     hidden = hidden.expand(*k.shape[:3], 1)

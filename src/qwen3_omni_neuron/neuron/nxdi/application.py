@@ -21,8 +21,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 )
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
 
-# NxDI's own Qwen3-MoE adds these flags to those of every model: the graph computes which experts
-# are read, and the DMA engines take these numbers as offsets.
+# As NxDI's own Qwen3-MoE: the graph computes which experts are read, and the DMA engines take these
+# numbers as offsets.
 EXPERT_FLAGS = " --enable-saturate-infinity --internal-enable-dge-levels vector_dynamic_offsets"
 _WORK_FOLDER = "compiling"
 
@@ -54,10 +54,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         """Write nothing: NxDI's own method keeps the whole checkpoint in memory."""
 
     def compile_to(self, folder: Path) -> None:
-        """Compile every graph for Neuron into an empty folder, without a device.
-
-        Raises OSError, and the errors of NxDI and its compiler, whose files then stay there.
-        """
+        """Compile every graph for Neuron into an empty folder, without a device."""
         work = folder.absolute() / _WORK_FOLDER
         os.environ["BASE_COMPILE_WORK_DIR"] = str(work)  # NxDI reads it
         self.compile(str(folder))

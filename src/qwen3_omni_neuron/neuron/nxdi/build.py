@@ -21,8 +21,8 @@ def build_engines(
 ) -> StageEngines:
     """Load the engines of some stages in this process, and call every graph once.
 
-    Raises NotInstalledError, ArtifactError for a tree that doesn't fit, CheckpointError, and the
-    error of a graph; everything is closed then.
+    Raises NotInstalledError, ArtifactError, CheckpointError, and a graph's error; everything is
+    closed then.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:

@@ -1,4 +1,4 @@
-"""Compiles one model of a plan for Neuron: each of its parts into a folder of its own."""
+"""Compiles one model of a plan for Neuron, each part into its folder."""
 
 import os
 import time
@@ -38,7 +38,7 @@ def compile_model(
 ) -> ModelRecord:
     """Compile a model's parts into an empty folder, in a process of its own.
 
-    Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
+    Raises CheckpointError, CompileError, OSError, NotInstalledError.
     """
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)

@@ -1,7 +1,4 @@
-"""The decoder of thinker and talker, made of NxDI's parallel layers; see model.decoder.Decoder.
-
-Rotary positions, shared expert and captured hidden states are ours.
-"""
+"""The decoder of thinker and talker, made of NxDI's parallel layers; see model.decoder.Decoder."""
 
 import torch
 from neuronx_distributed.modules.moe.shared_experts import SharedExperts
@@ -116,8 +113,7 @@ class NxdiDecoderLayer(nn.Module):
     ) -> tuple[Tensor, object, object, object, None]:
         """Run the layer. hidden_states: [B, S, hidden].
 
-        Returns the new ones, the new keys and values, cos and sin for the next layer, and None for
-        the residual.
+        Returns the new ones, new keys and values, cos and sin for the next layer, and None.
         """
         mixed, new_key_values, cos, sin = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states), **attention
@@ -149,8 +145,7 @@ class DecoderAttention(NeuronAttentionBase):
 class AxisRotary(nn.Module):
     """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    The frequencies are neither parameters nor buffers: NxDI casts those to bfloat16, an error of
-    several radians at position 1000.
+    NxDI casts parameters and buffers to bfloat16: in frequencies several radians at position 1000.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int):
@@ -167,9 +162,9 @@ class AxisRotary(nn.Module):
 
 
 class GatedSharedExpert(SharedExperts):
-    """The talker's shared expert, times sigmoid(gate(x)); the routed experts have another width.
+    """The talker's shared expert, times sigmoid(gate(x)).
 
-    NxDI's MoE adds its output to the routed experts', and sums both over the cores at once.
+    NxDI's MoE sums it with the routed experts, whose width differs, over the cores at once.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):

@@ -40,7 +40,7 @@ class DecoderSpec:
     """Description of one decoder to be compiled or loaded. part: one of DECODERS.
 
     A prefill for each of the plan's `prompt_buckets`, and a decode step for each pair of `batches`
-    and `decode_buckets`. plan: its context_length is the decoder's own.
+    and `decode_buckets`.
     """
 
     part: str
@@ -80,10 +80,7 @@ class DecoderSpec:
 
 
 def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpec:
-    """Return the spec of one of DECODERS, with a plan's sizes.
-
-    Raises OptionError for prompts longer than the decoder's KV cache.
-    """
+    """Return the spec of one of DECODERS. Raises OptionError for too long prompts."""
     context = plan.context_length if part == "thinker" else plan.talker_context_length
     if plan.prompt_buckets[-1] > context:
         raise OptionError(
@@ -122,7 +119,7 @@ NAMES = {
 class Media:
     """The encoded media of a prompt of S rows: rows [S, hidden], read where `filled`, bool [S].
 
-    deepstack: [layers, S, hidden], 0 except at images and video.
+    deepstack: [layers, S, hidden].
     """
 
     rows: Tensor
@@ -170,7 +167,7 @@ def decode_inputs(
 ) -> Inputs:
     """Return the inputs for one row in each of B slots; a slot may be IDLE.
 
-    lengths: filled positions of each. positions: rope positions, the same on all axes.
+    lengths: filled positions. positions: rope positions.
     """
     indices = torch.tensor(lengths, dtype=torch.int32)[:, None]
     mask = (torch.arange(bucket) < indices).int()

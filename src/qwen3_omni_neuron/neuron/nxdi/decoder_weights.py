@@ -67,7 +67,7 @@ _PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
 def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the weights of every core, one parameter or expert in memory at a time.
 
-    Raises CheckpointError, OptionError if the cores can't share the decoder, OSError.
+    Raises CheckpointError, OptionError, OSError.
     """
     pieces = _cut_pieces(spec)
     compare_names(
@@ -127,7 +127,7 @@ def rank_names(layers: int) -> list[str]:
 
 @dataclass(frozen=True)
 class CutParameter:
-    """The shape of a whole parameter, and its cut for the cores; None: each has all of it."""
+    """The shape of a whole parameter, and its cut for the cores."""
 
     shape: tuple[int, ...]
     cut: Cut | None = None
@@ -142,10 +142,7 @@ class CutParameter:
 
 
 def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
-    """Return each parameter's cut, by its name in the files without "layers.N.".
-
-    Raises OptionError if the cores can't have the KV heads evenly.
-    """
+    """Return each parameter's cut, by its name without "layers.N.". Raises OptionError."""
     assert c.moe is not None
     moe, hidden = c.moe, c.hidden_size
     queries = query_heads(c.heads, c.kv_heads, tp)

@@ -12,8 +12,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 
-# NxD replaces the layers of the experts by its own quantised ones, and no others: parts of names
-# that are left out.
+# NxD quantises the experts' layers alone: parts of other names.
 QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
     {
         "quantized": True,
@@ -48,10 +47,7 @@ class DecoderInferenceConfig(InferenceConfig):
 
 
 def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfig:
-    """Return NxDI's config of a decoder. options: fields of MoENeuronConfig, in place of ours.
-
-    Raises OptionError if the plan does not fit the environment.
-    """
+    """Return NxDI's config of a decoder. options: fields of MoENeuronConfig. Raises OptionError."""
     c = spec.decoder
     assert c.moe is not None
     return DecoderInferenceConfig(
@@ -113,8 +109,8 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
-        # A prompt's experts in torch operations. The kernels ask more than our widths have: one
-        # that shards the width asserts blocks of a multiple of 256 rows.
+        # A prompt's experts in torch operations: the kernels ask for more than our widths have,
+        # such as blocks of a multiple of 256 rows.
         "blockwise_matmul_config": {"use_torch_block_wise": True, "logical_nc_config": plan.lnc},
         "logical_nc_config": plan.lnc,
         "save_sharded_checkpoint": True,  # else NxDI cuts the whole checkpoint at every load

@@ -1,8 +1,8 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
 ModelBuilder wants a forward with named parameters, the same for all graphs of a model. State is a
-registered buffer that forward replaces; names tell weights, constants and state apart, and states
-of one name share their memory. Source: its API reference, "In-place buffer updates".
+registered buffer that forward replaces; states of one name share their memory. Source: its API
+reference, "In-place buffer updates".
 """
 
 import shutil
@@ -63,10 +63,7 @@ class TracedPart(PartShare):
 
 
 class TracedGraph(nn.Module):
-    """One graph: named inputs to outputs, in the device's types, with the state in buffers.
-
-    `_with_named_inputs` defines its forward.
-    """
+    """One graph: named inputs to outputs, with the state in buffers."""
 
     def __init__(self, graph: Graph, owner: nn.Module):
         super().__init__()
@@ -123,10 +120,7 @@ def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tens
 
 
 class NxdToolchain:
-    """Compiles each part and each decoder into a folder of its own, and loads it from there.
-
-    A folder has model.pt, graphs without weights, and weights/, a file for each rank.
-    """
+    """Compiles each part and each decoder into a folder of its own, and loads it from there."""
 
     def __init__(self) -> None:
         """Raises NotInstalledError, which names the packages of the SDK that are absent."""
@@ -135,7 +129,7 @@ class NxdToolchain:
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """Write a part's graphs and weights into an empty folder.
 
-        The compiler's files stay there if it fails. Raises CheckpointError, CompileError, OSError.
+        Raises CheckpointError, CompileError, OSError.
         """
         work = folder / WORK_FOLDER
         try:

@@ -86,8 +86,8 @@ class NxdiSlots(SlotLengths):
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
         """Lay out slots as rows of the smallest decode graph that has enough.
 
-        Returns for each row of the graph its slot or IDLE, and the index in `slots` of its inputs;
-        and the graph rows of `slots`. In the graph of all slots, row i writes to slot i.
+        Returns each row's slot or IDLE, and its index in `slots`; and the rows of `slots`. In the
+        graph of all slots, row i writes to slot i.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:

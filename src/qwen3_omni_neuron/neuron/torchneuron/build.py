@@ -60,10 +60,7 @@ def build_engines(
 
 
 class ModelRanks:
-    """The ranks of a model, each a process, until the last engine is closed.
-
-    A part of degree N is at the first N.
-    """
+    """The ranks of a model, each a process, until the last engine is closed."""
 
     def __init__(
         self,
@@ -108,10 +105,7 @@ class ModelRanks:
         return self._group.pids
 
     def part(self, name: str) -> LoadedPart:
-        """Load a part at its ranks, call each graph once, and check that none was compiled.
-
-        Raises ArtifactError, and the error of a graph.
-        """
+        """Load a part at its ranks and call each graph once. Raises ArtifactError."""
         spec = part_spec(self._spec.config, self._spec.plan, name)
         self._load("load", name)
         part = LoadedPart(spec.graphs, partial(self._run, name))

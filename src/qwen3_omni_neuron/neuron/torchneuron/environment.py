@@ -68,8 +68,8 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 class NeffCache:
     """A process's folder of compiled graphs (NEFFs).
 
-    TorchNeuron finds a NEFF by a hash of the captured graph. A compile writes the folder into the
-    tree; a load links its files, and notices a graph that was compiled anew.
+    TorchNeuron finds a NEFF by a hash of the captured graph. A load links a tree's files, and
+    notices a graph that was compiled anew.
     """
 
     def __init__(self, folder: Path):

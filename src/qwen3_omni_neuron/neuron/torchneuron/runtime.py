@@ -36,7 +36,7 @@ from qwen3_omni_neuron.neuron.versions import require_torchneuron
 class Membership:
     """Membership of a process in the group of ranks: its number, theirs, and their store's file.
 
-    groups: sizes of the smaller groups for parts of a lower degree.
+    groups: sizes of smaller groups.
     """
 
     rank: int
@@ -128,10 +128,7 @@ class Rank:
         self._parts: dict[str, PartGraphs] = {}
 
     def load(self, name: str) -> None:
-        """Put a part's weights and state on the core, and its NEFFs into the rank's cache.
-
-        Raises ArtifactError.
-        """
+        """Put a part's weights and state on the core. Raises ArtifactError."""
         folder = self._tree / MODEL_OF_PART[name]
         self._cache.restore(folder / NEFF_FOLDER)
         self._parts[name] = PartGraphs(
