@@ -180,6 +180,22 @@ def test_an_event_beyond_all_limits_ends_its_session_alone(server: Server) -> No
         other.update(**SHORT)
 
 
+def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server: Server) -> None:
+    half: Any = "a \ud800"
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": half}]}
+    with calling(server) as caller:
+        for event in (
+            a_session(instructions=half),
+            a_session(tools=[{"type": "function", "name": "f", "parameters": {half: half}}]),
+            {"type": "conversation.item.create", "item": item},
+            {"type": "response.create", "response": {"instructions": half}},
+            {"type": half},
+        ):
+            caller.connection._connection.send(json.dumps(event))
+            assert caller.until("error")[-1].error.code == "invalid_json", event
+        assert caller.update(instructions="a 😀", **SHORT).instructions == "a 😀"
+
+
 def test_random_events_leave_their_session_answering(omni: Qwen3Omni, server: Server) -> None:
     """Events of any kind, order and content, for one session that answers at the end."""
     dice = random.Random(7)

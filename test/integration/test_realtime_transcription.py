@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving.realtime import transcribing
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.transcription import Segment, stream_transcript, stream_window
 from testing.http_server import serving, wait_until
-from testing.realtime import PUSH_TO_TALK, SHORT, Caller, calling, kinds, question
+from testing.realtime import PCM_16K, PUSH_TO_TALK, SHORT, Caller, calling, kinds, question
 
 RATE = 16000
 KIND = "conversation.item.input_audio_transcription"
@@ -237,6 +237,17 @@ def test_log_probabilities_where_they_are_asked_for(
         caller.say(clip)
         caller.send("input_audio_buffer.commit")
         assert {e.logprobs for e in ended(caller) if e.type.startswith(KIND)} == {None}
+
+
+def test_the_server_cuts_speech_where_it_pauses_and_answers_nothing(server: Server) -> None:
+    silence = np.zeros(RATE, np.float32)
+    with calling(server) as caller:
+        caller.update(type="transcription", audio={"input": {"format": PCM_16K}})
+        caller.say(np.concatenate((question(), silence, question(), silence)))
+        ends = [ended(caller)[-1], ended(caller)[-1]]
+    assert len({end.item_id for end in ends}) == 2
+    assert all(end.transcript for end in ends)
+    assert not any(kind.startswith("response.") for kind in kinds(caller.heard))
 
 
 def test_a_session_that_only_transcribes_refuses_what_concerns_answers(server: Server) -> None:

@@ -122,8 +122,7 @@ def transcribe(
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
-    A file of more than LONGEST_S is read and transcribed in windows of at most that length, cut at
-    pauses; silence is left out: see prompt.media.windows.
+    A longer file than LONGEST_S is transcribed in windows, without silence: prompt.media.windows.
     instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
     own, or else INSTRUCTION. concurrency: number of windows at a time, at least 1; a model with
     fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.

@@ -36,9 +36,9 @@ _LEAST_PIECE = 24  # samples: a shorter piece of sound takes as much memory
 class InputBuffer:
     """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
 
-    codec: format of the sound. item_id: id for the item of the user's current turn. keeps: the
-    turns' sound becomes part of the conversation; false where it is only transcribed.
-    Call methods that are not async only in the session's thread.
+    item_id: id for the item of the user's current turn. keeps: the turns' sound becomes part of the
+    conversation; false where it is only transcribed.
+    Methods that are not async are for the session's thread.
     """
 
     def __init__(
@@ -85,10 +85,7 @@ class InputBuffer:
             self._detector.settings = settings
 
     def push(self, text: str) -> list[TurnEvent]:
-        """Process sound in base64. Returns what the session has to react to, in order.
-
-        Without turn detection the sound is appended to the turn. Raises ApiError.
-        """
+        """Process sound in base64. Returns what the session has to react to. Raises ApiError."""
         return self._take(self._resampler.push(decoded_sound(text, self.codec, "audio")))
 
     def judged(self, complete: bool) -> list[TurnEvent]:
@@ -120,10 +117,9 @@ class InputBuffer:
             self._detector.wait(seconds)
 
     async def commit(self, flush: bool) -> tuple[Turn, TurnTranscript | None]:
-        """End the user's turn, and send the events of its item. Raises ApiError.
+        """End the user's turn, and send its item's events; return it with its transcript.
 
-        flush: include sound that the resampler and the detector still hold.
-        Returns the turn and its transcript, which is to be finished.
+        flush: include sound that the resampler and the detector still hold. Raises ApiError.
         """
         try:
             turn, before, transcript = await self._connection.in_thread(self._commit, flush)

@@ -82,9 +82,8 @@ def reply_part(spoken: bool, text: str) -> Json:
 class ConversationItems:
     """Items of a session: its turns in their order, each with the id that its client knows.
 
-    A turn's `shown` is the item as clients see it, but for a reply's content, which is its text,
-    and for images, whose URLs are uint8 [bytes].
-    account: bytes that the session holds.
+    A turn's `shown` is the item as clients see it, without a reply's content, and with images' URLs
+    as uint8 [bytes]. account: bytes that the session holds.
     Coroutines answer clients' events; all other methods are for the session's thread.
     """
 
@@ -94,10 +93,7 @@ class ConversationItems:
         self._connection, self._omni = connection, omni
 
     async def create(self, item: Item, after: str | None, codec: Codec) -> None:
-        """Insert a client's item: at the end, after another one, or after "root".
-
-        Raises ApiError and the errors of the API.
-        """
+        """Insert a client's item: at the end, after another one, or after "root"."""
         draft, warnings = await self.draft(item, codec)
         try:
             made, before = await self._connection.in_thread(self._insert, draft, after)
@@ -107,10 +103,7 @@ class ConversationItems:
         await self.announce(made, before, warnings)
 
     async def draft(self, item: Item, codec: Codec) -> tuple[Turn, list[str]]:
-        """Read a client's item with its media. Returns the warnings about its files, too.
-
-        Raises ApiError and the errors of the API.
-        """
+        """Read a client's item with its media. Returns the warnings about its files, too."""
         service, context = self._connection.service, self._connection.context
         service.count_without_effect(ITEM, item)
         media = MediaReader(service, self._omni, context.owner)
@@ -165,20 +158,14 @@ class ConversationItems:
         ]
 
     def begin_reply(self, reply: Reply, speed: float) -> str | None:
-        """Make an item of a reply in the history. Returns the previous item's id.
-
-        Clients are told of the item once it has content. speed: see `Reply`.
-        """
+        """Make an item of a reply in the history. Returns the previous item's id."""
         reply.shown = new_item("message", role="assistant", status="in_progress")
         reply.id, reply.size, reply.speed = reply.shown["id"], ITEM_BYTES, speed
         self.account.add(reply.size)
         return self.previous(reply)
 
     def add_call(self, draft: Turn, after: Sequence[str | None]) -> str | None:
-        """Insert a reply's call after the last of these items that is left, or at the end.
-
-        Returns the previous item's id.
-        """
+        """Insert a reply's call after the last of these items; return the previous item's id."""
         ids = [turn.id for turn in self.session.turns]
         left = [ids.index(item_id) for item_id in after if item_id in ids]
         self.account.add(draft.size)
@@ -270,11 +257,7 @@ def _in_progress(item_id: str) -> ApiError:
 
 
 def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Turn:
-    """Read a client's item, except media that need decoding: see `MediaReader.finish`.
-
-    Returns a draft, whose message `Session.read` reads, and whose size the account holds.
-    Raises ApiError.
-    """
+    """Read a client's item into a draft, whose size the account holds. Raises ApiError."""
     names = names_in(ITEM, "")
     of_assistant = getattr(item, "role", "") == "assistant"
     check_further(item, "item", names if of_assistant else names - {"*"})

@@ -319,10 +319,7 @@ class LiveSession:
     # The user's turns.
 
     async def _react_to(self, found: Sequence[TurnEvent]) -> None:
-        """Do what follows from what the turn detector has found, all of it.
-
-        Raises the first error, such as for sound that is too much.
-        """
+        """Do all that follows from what the turn detector has found; raise the first error."""
         left, failure = deque(found), None
         while left:
             try:

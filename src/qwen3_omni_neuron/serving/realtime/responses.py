@@ -34,10 +34,7 @@ StartedReply = tuple[ReplyStream, str | None]
 
 
 class Responses:
-    """Starts, cancels and interrupts the responses of one session.
-
-    draining: no response is started any more, as the server ends.
-    """
+    """Responses of one session. draining: none is started any more, as the server ends."""
 
     def __init__(
         self,
@@ -60,10 +57,7 @@ class Responses:
         return self._last is not None and self._last.running
 
     async def start(self, config: SessionConfig, overrides: ResponseConfig) -> None:
-        """Start a response. Raises ApiError and the errors of the API.
-
-        config: the session's. overrides: configuration of this response.
-        """
+        """Start a response. Raises ApiError and the errors of the API."""
         if not config.answers:
             message = "a session of type transcription makes no responses. Take type realtime."
             raise ApiError(400, message, "unsupported", "type")

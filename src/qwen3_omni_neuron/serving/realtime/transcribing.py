@@ -26,10 +26,9 @@ _KIND = "conversation.item.input_audio_transcription"
 class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
-    logprobs: entries of its tokens; None: not requested. sound: windows of the turn; for the
-    session's thread until the turn has ended. item: None until then. sent, told: numbers of
-    characters and of entries that the client was sent. counted: the turn counts towards the rate of
-    its key. error: what ended the transcription.
+    logprobs: None if not requested. sound: for the session's thread until the turn has ended. item:
+    None until then. sent, told: characters and log-probabilities that the client was sent. counted:
+    the turn counts towards the rate of its key.
     """
 
     item_id: str
@@ -45,12 +44,10 @@ class TurnTranscript:
 
 
 class Transcriber:
-    """Transcriber of one session's turns, concurrent with its answers.
+    """Transcriber of one session's turns, while they are spoken, concurrent with its answers.
 
-    A turn's windows are transcribed while it is spoken. A session that only transcribes sends their
-    text at once; one that answers sends it once the turn's item is there, since its clients look
-    for the item. account: counts the sound that was not transcribed yet, too. config: the
-    session's.
+    A session that only transcribes sends text at once; one that answers waits for the turn's item,
+    which its clients look for.
     """
 
     def __init__(self, connection: Connection, account: Account, config: SessionConfig):

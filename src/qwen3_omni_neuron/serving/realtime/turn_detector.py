@@ -1,9 +1,7 @@
 """Detection of a user's turns: samples in; starts, pauses and ends of speech out.
 
-Silero's model gives the probability of speech in a frame of 32 ms. Smart Turn v3.2 tells whether a
-user who pauses has said all, by the sound of the turn. Both run on the CPU.
-Time is counted in samples since the stream began, so that the same sound gives the same turns
-however fast it comes.
+Silero's model gives the probability of speech in a frame of 32 ms; Smart Turn v3.2 tells whether a
+user who pauses has said all. Time is counted in samples: the same sound gives the same turns.
 """
 
 import functools
@@ -44,8 +42,7 @@ _JUDGE = "pipecat", "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"
 class TurnSettings:
     """Conditions of a turn's start and end, as in OpenAI's server_vad.
 
-    idle_timeout_ms: length of silence after a reply that becomes a turn; None: it never does.
-    by_meaning: a pause may end the turn before silence_duration_ms, where the turn is complete.
+    by_meaning: a pause may end a complete turn before silence_duration_ms.
     """
 
     threshold: float = 0.5
@@ -73,8 +70,7 @@ class Started:
 class Paused:
     """The user may have ended.
 
-    heard: the turn's last HEARD_SAMPLES, for the caller to judge whether the user has said all, and
-    to answer with `TurnDetector.judged`; None: nothing is to be judged.
+    heard: the turn's last HEARD_SAMPLES, to judge for `TurnDetector.judged`; None: no judgement.
     """
 
     heard: Samples | None = None
@@ -119,10 +115,7 @@ class TurnDetector:
         self._paused = self._judging = False
 
     def push(self, samples: Samples) -> list[TurnEvent]:
-        """Process the next samples, up to a pause that is to be judged; return events in order.
-
-        A pause that was not judged, because that has failed, counts as one inside of a turn.
-        """
+        """Process the next samples, up to a pause that is to be judged; return events in order."""
         self._judging, self._rest = False, np.concatenate((self._rest, samples))
         return self._process([])
 
