@@ -71,8 +71,7 @@ class MediaReader:
     """Reader of the media items of one request, or of one realtime item.
 
     `read` takes the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
-    others, each in a process of its own. warnings: sentences about the files that were decoded; see
-    prompt.media.fields.Warn.
+    others, each in a process of its own. warnings: sentences about the files that were decoded.
     """
 
     def __init__(
@@ -117,10 +116,9 @@ class MediaReader:
         else:
             place += ".data" if holder == "input_audio" else ".url"
         options = self._options(kind, part, held, holder, where)
-        if holder == "input_audio" and not _URL.match(held["data"]):
-            content: bytes | str = self._decoded(held["data"], place)
-        else:
-            content = self._of_url(held["data" if holder == "input_audio" else "url"], place)
+        given = held["data" if holder == "input_audio" else "url"]
+        plain = holder == "input_audio" and not _URL.match(given)
+        content = self._decoded(given, place) if plain else self._of_url(given, place)
         return self._add(kind, content, where, options)
 
     def _read_pictures(self, part: Mapping[str, Any], where: str) -> Json:
@@ -203,13 +201,12 @@ class MediaReader:
             return found.content
         if isinstance(found.content, str):
             return await self._fetched(found.content, found.kind, found.where, hold)
-        files: list[bytes] = []
-        for index, content in enumerate(found.content):
-            if isinstance(content, str):
-                place = f"{found.where}.video[{index}]"
-                files.append(await self._fetched(content, "image", place, hold))
-            else:
-                files.append(content)
+        files = [
+            await self._fetched(content, "image", f"{found.where}.video[{index}]", hold)
+            if isinstance(content, str)
+            else content
+            for index, content in enumerate(found.content)
+        ]
         size = sum(map(len, files))
         if size > self._settings.max_media_bytes:
             raise self._too_large(found.where)
@@ -241,23 +238,15 @@ class MediaReader:
 
         def admit(measured: Measured) -> None:
             nonlocal held
-            most_s, most_pixels = self._settings.max_media_s, self._settings.max_pixels
+            most_s, most, where = self._settings.max_media_s, self._settings.max_pixels, found.where
             if measured.seconds > most_s:
-                raise ApiError(
-                    400,
-                    f"{found.where} lasts {measured.seconds:.1f} s, and {most_s:g} s is the most. "
-                    "Send a part of it.",
-                    "media_too_long",
-                    found.where,
+                message = f"{where} lasts {measured.seconds:.1f} s, and {most_s:g} s is the most."
+                raise ApiError(400, f"{message} Send a part of it.", "media_too_long", where)
+            if measured.pixels > most:
+                message = (
+                    f"{where} has {measured.pixels} pixels, and {most} is the most. Shrink it."
                 )
-            if measured.pixels > most_pixels:
-                raise ApiError(
-                    400,
-                    f"{found.where} has {measured.pixels} pixels, and {most_pixels} is the most. "
-                    "Shrink it.",
-                    "media_too_large",
-                    found.where,
-                )
+                raise ApiError(400, message, "media_too_large", where)
             more = max(0, _COPIES * measured.size - held)
             hold(more)
             held += more
@@ -290,13 +279,10 @@ class MediaReader:
         """Count one item. Raises ApiError if there are too many."""
         self._count += 1
         if self._count > self._settings.max_media:
-            raise ApiError(
-                400,
-                f"the request has more than {self._settings.max_media} media items. Leave some "
-                "out, or send them in several requests.",
-                "too_many_media",
-                self._param,
+            message = (
+                f"the request has more than {self._settings.max_media} media items. Send less."
             )
+            raise ApiError(400, message, "too_many_media", self._param)
 
     def _of_url(self, url: str, where: str) -> bytes | str:
         """Return the content of a data URL, whatever its type says, or any other URL unchanged."""
@@ -305,12 +291,8 @@ class MediaReader:
             return url
         end = url.find(",", 0, _MOST_HEAD)
         if end < 0 or not _BASE64.search(url[:end]):
-            raise ApiError(
-                400,
-                f"{where} is a data URL that is not of the form data:TYPE;base64,CONTENT.",
-                "invalid_media_url",
-                where,
-            )
+            message = f"{where} is a data URL that is not of the form data:TYPE;base64,CONTENT."
+            raise ApiError(400, message, "invalid_media_url", where)
         return self._decoded(url[end + 1 :], where)
 
     def _decoded(self, text: str, where: str) -> bytes:
@@ -321,21 +303,12 @@ class MediaReader:
         try:
             return pybase64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ApiError(
-                400,
-                f"{where} is not base64 ({error}). Encode the file's bytes in one piece.",
-                "invalid_base64",
-                where,
-            ) from error
+            message = f"{where} is not base64 ({error}). Encode the file's bytes in one piece."
+            raise ApiError(400, message, "invalid_base64", where) from error
 
     def _too_large(self, where: str) -> ApiError:
-        return ApiError(
-            413,
-            f"{where} has more than {self._settings.max_media_bytes} bytes, the most for one item. "
-            "Send less.",
-            "media_too_large",
-            where,
-        )
+        message = f"{where} has more than {self._settings.max_media_bytes} bytes. Send less."
+        return ApiError(413, message, "media_too_large", where)
 
 
 def _check_content(content: bytes, kind: Kind, where: str) -> None:
@@ -343,10 +316,5 @@ def _check_content(content: bytes, kind: Kind, where: str) -> None:
     found = next((name for name, begin in _KINDS.items() if begin.match(content)), kind)
     # Of a video file that is sent as sound, the sound is heard.
     if found != kind and not (kind == "audio" and found == "video"):
-        raise ApiError(
-            400,
-            f"{where} is sent as {kind}, and the content of its file is {found}. Send it as what "
-            "it is.",
-            "invalid_media_type",
-            where,
-        )
+        message = f"{where} is sent as {kind}, and the content of its file is {found}."
+        raise ApiError(400, message, "invalid_media_type", where)

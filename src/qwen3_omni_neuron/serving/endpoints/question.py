@@ -1,8 +1,4 @@
-"""A conversation that is asked over HTTP: its media, its grammar, and the reading of its reply.
-
-The endpoints of conversations share it. Each parses its own body into a `ChatRequest`, and has its
-own subclass of `Reply`, which writes the answer.
-"""
+"""A conversation that is asked over HTTP: its media, its grammar, and the reading of its reply."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -203,8 +199,8 @@ class Reply(Answer):
             self._made += event.frames
             return []
         self._result = event.result
-        at_limit = event.result.thinker_finish_reason == "length"
-        return self._noted(self._split.finish(at_limit=at_limit))
+        cut = event.result.thinker_finish_reason == "length"
+        return self._noted(self._split.finish(at_limit=cut))
 
     def _taken(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
         """Process events that came together. Returns the parts of text, and the chunk to send.
@@ -227,12 +223,11 @@ class Reply(Answer):
                     self._logprobs += held
                     parts[i], held = replace(part, logprobs=held), []
         for part in parts:
-            if isinstance(part, Reasoning):
-                self._reasons.append(part.text)
-            elif isinstance(part, Content):
-                self._texts.append(part.text)
-            else:
+            if isinstance(part, Call):
                 self._calls.append(part)
+            else:
+                texts = self._reasons if isinstance(part, Reasoning) else self._texts
+                texts.append(part.text)
         return parts
 
 

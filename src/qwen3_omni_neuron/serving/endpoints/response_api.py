@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -174,17 +175,13 @@ def _page(
     Raises ApiError.
     """
     found = ids_listed(items)
-    ids, first = list(found), 0
-    if query.order == "desc":
-        ids.reverse()
-    if query.after is not None:
-        if query.after not in found:
-            raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
-        first = ids.index(query.after) + 1
-    page = ids[first : first + query.limit]
+    order = iter(found) if query.order == "asc" else reversed(found)
+    if query.after is not None and query.after not in order:  # goes on behind it
+        raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
+    page = list(islice(order, query.limit))
     _hold(sum(len(found[name]) for name in page), service, context)
     data = [listed(name, found[name]) for name in page]
-    made = {"object": "list", "data": data, "has_more": first + len(page) < len(ids)}
+    made = {"object": "list", "data": data, "has_more": next(order, None) is not None}
     ends = {"first_id": page[0], "last_id": page[-1]} if page else {}
     return to_json({**made, "first_id": None, "last_id": None, **ends})
 

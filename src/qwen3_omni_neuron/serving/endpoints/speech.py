@@ -154,13 +154,10 @@ class SpokenText:
             try:
                 self._tempo = Tempo(wanted.speed, SAMPLE_RATE)
             except ImportError as error:
-                raise ApiError(
-                    400,
-                    "speed can only be 1 here. Another one needs PyAV: the server's owner has to "
-                    "pip install 'qwen3-omni-neuron[video]'.",
-                    "unsupported_value",
-                    "speed",
-                ) from error
+                message = (
+                    "speed can only be 1 without PyAV: pip install 'qwen3-omni-neuron[video]'."
+                )
+                raise ApiError(400, message, "unsupported_value", "speed") from error
         whole = not (wanted.as_made or wanted.in_events)
         self._served = ServedStream(start(), service, context, keeps_audio=whole)
 
@@ -177,7 +174,9 @@ class SpokenText:
         with closing(self._served) as served:
             async for (event,) in served:
                 if isinstance(event, AudioChunk):
-                    piece = self._encoded(event.samples)
+                    piece = self._written(
+                        self._tempo.push(event.samples) if self._tempo else event.samples
+                    )
                     if piece:
                         yield self._sent(piece)
                 elif isinstance(event, Finished):
@@ -198,10 +197,6 @@ class SpokenText:
         sound = pybase64.b64encode(piece).decode("ascii")
         return json_event({"type": "speech.audio.delta", "audio": sound})
 
-    def _encoded(self, samples: NDArray[np.float32]) -> bytes:
-        """Add samples of the model. Returns the bytes that can be sent."""
-        return self._written(samples if self._tempo is None else self._tempo.push(samples))
-
     def _last(self) -> bytes:
         """Return the last bytes of the file."""
         last = b"" if self._tempo is None else self._written(self._tempo.finish())
@@ -213,8 +208,7 @@ class SpokenText:
     def _written(self, samples: NDArray[np.float32]) -> bytes:
         if not self.wanted.as_made:
             self._kept.append(samples)
-            return b""
-        if not len(samples):
+        if not (self.wanted.as_made and len(samples)):
             return b""
         head, self._head = self._head, b""
         return head + pcm16(samples)

@@ -405,13 +405,7 @@ def _tool_choice(choice: FlatToolChoice) -> chat.NamedTool | chat.AllowedTools:
 _SAID = ("type", "role", "content", "call_id", "name", "arguments", "output")
 ResponseEvent = tuple[str, Json]
 """Type and fields of an event, without its number."""
-# Prefix of an item's id, by its type.
-_PREFIXES = {
-    "message": "msg_",
-    "reasoning": "rs_",
-    "function_call": "fc_",
-    "function_call_output": "fco_",
-}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
@@ -464,11 +458,9 @@ class OutputItems:
 
     def _begin(self, kind: str) -> Iterator[ResponseEvent]:
         self._open, self._texts, self._logprobs = kind, [], []
-        if kind == "message":
-            item: Json = {"id": _item_id(kind), "type": kind, "role": "assistant"}
-        else:
-            item = {"id": _item_id(kind), "type": kind, "summary": []}
-        self.items.append(item | {"status": "in_progress", "content": []})
+        own: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item = {"id": _item_id(kind), "type": kind, **own, "status": "in_progress", "content": []}
+        self.items.append(item)
         yield self._of_item("response.output_item.added")
         yield self._of_part("response.content_part.added", part=_text_part(self._text_kind, ""))
 
@@ -569,14 +561,12 @@ def _text_part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
 
 
 def _item_id(kind: str) -> str:
-    return new_id(_PREFIXES[kind], PUBLIC_ID_BYTES)
+    return new_id(f"{_PREFIXES.get(kind, 'fco')}_", PUBLIC_ID_BYTES)
 
 
 def _in_event(logprob: Json) -> Json:
     """Return a token's log-probability as events have it: without the token's bytes."""
-    likeliest = [_without_bytes(other) for other in logprob["top_logprobs"]]
-    return _without_bytes(logprob) | {"top_logprobs": likeliest}
-
-
-def _without_bytes(logprob: Json) -> Json:
-    return {"token": logprob["token"], "logprob": logprob["logprob"]}
+    bare = {"token": logprob["token"], "logprob": logprob["logprob"]}
+    if "top_logprobs" in logprob:
+        bare["top_logprobs"] = [_in_event(other) for other in logprob["top_logprobs"]]
+    return bare
