@@ -133,28 +133,6 @@ CAPTURED = """async ([rate, hertz]) => {
   await new Promise((resolve) => setTimeout(resolve, 100));
   return pieces;
 }"""
-PLAYED = """async (steps) => {
-  const context = new OfflineAudioContext(1, 24000, 24000);
-  await context.audioWorklet.addModule("page/playback.worklet.js");
-  const node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0 });
-  const told = [];
-  node.port.onmessage = ({ data }) => data.kind !== "report" && told.push(data);
-  node.connect(context.destination);
-  const settled = () => new Promise((resolve) => setTimeout(resolve, 50));
-  for (const [at, messages] of steps) {
-    context.suspend(at).then(async () => {
-      for (const message of messages) {
-        const samples = new Float32Array(message.samples ?? 0).fill(0.5);
-        node.port.postMessage({ ...message, samples });
-      }
-      await settled();
-      context.resume();
-    });
-  }
-  const buffer = await context.startRendering();
-  await settled();
-  return { told, samples: [...buffer.getChannelData(0)] };
-}"""
 
 
 class Visitor:

@@ -43,33 +43,6 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 # By client: the sessions of its first events, and the fields without effect in them.
 SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
-    "livekit-agents 1.8.9": (
-        [
-            {
-                "type": "realtime",
-                "model": "gpt-realtime",
-                "output_modalities": ["audio"],
-                "audio": {
-                    "input": {
-                        "format": PCM,
-                        "noise_reduction": None,
-                        "transcription": TRANSCRIPTION,
-                        "turn_detection": {
-                            "type": "semantic_vad",
-                            "create_response": True,
-                            "eagerness": "medium",
-                            "interrupt_response": True,
-                        },
-                    },
-                    "output": {"format": PCM, "speed": 1.0, "voice": "marin"},
-                },
-                "max_output_tokens": "inf",
-                "tool_choice": "auto",
-                "tracing": None,
-            }
-        ],
-        {"model", "audio.input.transcription.model"},
-    ),
     "Open WebUI 0.12.4, a voice call": (
         [
             {
@@ -89,34 +62,6 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
             }
         ],
         {"audio.input.transcription.model"},
-    ),
-    "every option of openai-python's types": (
-        [
-            {
-                "type": "realtime",
-                "audio": {
-                    "input": {
-                        "noise_reduction": {"type": "far_field", "strength": 0.5},
-                        "transcription": {
-                            "model": "gpt-4o-transcribe",
-                            "languages": ["en", "de"],
-                            "keywords": ["Qwen"],
-                            "prompt": "A sum.",
-                            "delay": "low",
-                            "language": "en",
-                        },
-                    },
-                    "output": {"voice": {"id": "Ethan"}, "speed": 0.25},
-                },
-                "include": ["item.input_audio_transcription.logprobs"],
-                "prompt": {"id": "pmpt_1", "version": "2", "variables": {"a": "b"}},
-                "reasoning": {"effort": "low"},
-                "parallel_tool_calls": False,
-                "tools": [{**TOOL, "strict": True}, {**TOOL, "strict": False}],
-                "truncation": "auto",
-            }
-        ],
-        set(WITHOUT_EFFECT[REALTIME]) - {"model", "tracing", "audio.output.speed"},
     ),
 }
 
@@ -284,32 +229,6 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
     assert "label 8" not in refused.error.message
     caller.send("response.create", response={"tools": remote[:1]})
     assert caller.until("error")[-1].error.param == "response.tools[0].type"
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"tool_choice": "always"}, "session.tool_choice"),
-        ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "session.tool_choice.type"),
-        ({"truncation": {"type": "retention_ratio"}}, "session.truncation"),
-        ({"include": ["item.other"]}, "session.include[0]"),
-        ({"prompt": {"version": "2"}}, "session.prompt.id"),
-        ({"audio": {"output": {"voice": {"name": "x"}}}}, "session.audio.output.voice"),
-        ({"audio": {"output": {"speed": 1.51}}}, "session.audio.output.speed"),
-        ({"audio": {"output": {"speed": float("nan")}}}, "session.audio.output.speed"),
-        (
-            {"audio": {"input": {"transcription": {"delay": "none"}}}},
-            "session.audio.input.transcription.delay",
-        ),
-        ({"model": "other"}, "session.model"),
-    ],
-)
-def test_what_changes_an_answers_meaning_is_refused_by_name(
-    caller: Caller, given: dict[str, Any], param: str
-) -> None:
-    caller.send("session.update", session={"type": "realtime", **given})
-    error = caller.until("error")[-1].error
-    assert (error.type, error.param) == ("invalid_request_error", param)
 
 
 def test_errors_that_clients_know(caller: Caller) -> None:

@@ -1,11 +1,9 @@
 """Speech over HTTP, by OpenAI's own client: it is `say`."""
 
-import asyncio
 import base64
 import io
 import json
 from collections.abc import Iterator
-from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +14,7 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events.encoding import pcm16
-from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints import chat, speech
-from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Turnstile
 from testing.http_client import HttpClient, parts_of
@@ -172,12 +168,6 @@ def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> No
     client.audio.speech.create(**SPEECH, speed=1)
 
 
-def test_null_is_neutral_in_further_fields_of_speech(server: Server) -> None:
-    nulls = dict.fromkeys(("talker_top_k", "chunk_frames", "lang_code"))
-    with HttpClient(url_of(server)) as client:
-        assert client.ask("/v1/audio/speech", {**ASKED, **nulls}).status == 200
-
-
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
@@ -221,11 +211,6 @@ def test_a_checkpoint_without_a_talker_says_so() -> None:
         client.audio.speech.create(**SPEECH)
 
 
-def test_a_voice_may_be_an_object_and_of_any_case(client: OpenAI, said: Any) -> None:
-    asked = {**SPEECH, "voice": {"id": "cHELSIE"}, "response_format": "pcm", "instructions": ""}
-    same_sound(client.audio.speech.create(**asked).content, said.audio)
-
-
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
 def test_a_listener_who_leaves_frees_the_slot(
@@ -242,25 +227,6 @@ def test_a_listener_who_leaves_frees_the_slot(
             with pytest.raises(TimeoutError):
                 client.ask("/v1/audio/speech", body)
     wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
-
-
-def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
-    omni: Qwen3Omni, server: Server
-) -> None:
-    asked = {**ASKED, "input": "Hello there. " * 200, "response_format": "pcm"}
-    asked["stream_format"] = "sse"
-    stream = omni.stream_speech(asked["input"], speaker="Chelsie")
-    context = Context("req", "POST", "/")
-    wanted = SpeechRequest(**asked)
-    spoken = SpokenText(wanted, lambda: stream, "Chelsie", server.service, context)
-
-    async def give_up() -> None:
-        async with aclosing(spoken.pieces()) as pieces:
-            await anext(pieces)
-
-    asyncio.run(give_up())
-    wait_until(lambda: omni.status().running == omni.status().queued == 0)
-    assert list(stream) == []
 
 
 def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(

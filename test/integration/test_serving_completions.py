@@ -152,17 +152,6 @@ def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
     client.post(f"/{path}", body={**asked, name: same}, cast_to=object)
 
 
-def test_a_list_of_one_prompt_is_that_prompt(omni: Qwen3Omni, client: OpenAI) -> None:
-    token_ids = omni.prompt_builder._tokenizer.encode(RAW)
-    prompts: list[Any] = [RAW, [RAW], token_ids, [token_ids]]
-    answers = [
-        client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, seed=3)
-        for prompt in prompts
-    ]
-    assert len({answer.choices[0].text for answer in answers}) == 1
-    assert {answer.usage and answer.usage.prompt_tokens for answer in answers} == {len(token_ids)}
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -152,14 +152,6 @@ def test_a_stream_has_every_event_in_its_order() -> None:
     ]
 
 
-def test_a_reply_without_a_word_is_an_empty_message() -> None:
-    """openai-agents ask again and again where there is no item."""
-    with scripted([]) as (_, client, _):
-        made = client.responses.create(model=MODEL, input="Hello")
-        assert [item.type for item in made.output] == ["message"] and made.output_text == ""
-        assert events_of(client, model=MODEL, input="Hi")[-1]["response"]["output"][0]["content"]
-
-
 def test_two_turns_with_a_call_of_a_tool() -> None:
     """The second turn has the same messages, however the client sends the first."""
     with scripted([f"I add.\n{CALL}"], thinks=False) as (model, client, _):

@@ -390,17 +390,6 @@ def test_log_probabilities_are_those_of_the_text_beside_calls(
             assert b"".join(bytes(one.bytes) for one in part.logprobs) == said.encode()
 
 
-def test_a_complete_call_before_the_limit_does_not_hide_it(
-    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
-) -> None:
-    begun = tokens(omni, '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n' + CUT)
-    asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
-    script(begun)
-    (made,) = client.chat.completions.create(**asked, max_completion_tokens=len(begun)).choices
-    assert made.finish_reason == "length"
-    assert [call.function.name for call in made.message.tool_calls] == ["stop"]
-
-
 def test_a_call_that_a_stop_string_cuts_off_is_not_told(
     omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
 ) -> None:
