@@ -15,8 +15,13 @@ from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import json_event, parts_of
-from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
+from qwen3_omni_neuron.serving.endpoints.answer import (
+    Question,
+    Reply,
+    answer,
+    json_event,
+    parts_of,
+)
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError

@@ -14,8 +14,7 @@ from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.endpoints.answer import parts_of
-from qwen3_omni_neuron.serving.endpoints.question import Question, Reply, answer
+from qwen3_omni_neuron.serving.endpoints.answer import Question, Reply, answer, parts_of
 from qwen3_omni_neuron.serving.kept import KeptResponse
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests

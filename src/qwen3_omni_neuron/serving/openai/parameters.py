@@ -146,7 +146,8 @@ def check_lengths(options: Mapping[str, Any]) -> None:
     """
     least = options.get("thinker_min_new_tokens", 0)
     most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
-    if least > most:
+    # Options of vllm-omni's lists are not checked yet: the API refuses those of another type.
+    if all(isinstance(one, int | float) for one in (least, most)) and least > most:
         message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
         raise wrong_value(message, "min_tokens")
     name = "min_tokens" if least else "ignore_eos"
