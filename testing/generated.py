@@ -16,10 +16,10 @@ from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS
 from qwen3_omni_neuron.serving.openai.fields import (
     HONOURED_AS,
     NO_EFFECT,
+    OTHER_VOICES,
     REFUSED,
     REFUSED_IN_RESPONSES,
 )
-from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES
 from qwen3_omni_neuron.serving.settings import default_text, flags
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports

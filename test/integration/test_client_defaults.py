@@ -22,8 +22,7 @@ from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai import fields
 from qwen3_omni_neuron.serving.openai.bodies import is_model
 from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
-from qwen3_omni_neuron.serving.openai.fields import REALTIME, WITHOUT_EFFECT
-from qwen3_omni_neuron.serving.openai.parameters import OTHER_VOICES, seed_of
+from qwen3_omni_neuron.serving.openai.fields import OTHER_VOICES, REALTIME, WITHOUT_EFFECT, seed_of
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until

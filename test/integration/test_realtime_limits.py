@@ -23,7 +23,7 @@ from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import Voices
+from qwen3_omni_neuron.serving.openai.fields import Voices
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession, RealtimeSockets
 from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, updated

@@ -54,11 +54,11 @@ from qwen3_omni_neuron.serving.openai.fields import (
     RESPONSES,
     SPEECH,
     TRANSCRIPTIONS,
+    Voices,
     sent_without_effect,
 )
 from qwen3_omni_neuron.serving.openai.fields import WITHOUT_EFFECT as FIELDS
 from qwen3_omni_neuron.serving.openai.openapi import advice_for
-from qwen3_omni_neuron.serving.openai.parameters import Voices
 from qwen3_omni_neuron.serving.openai.responses import (
     ItemsQuery,
     ResponseRequest,

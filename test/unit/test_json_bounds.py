@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import Voices
+from qwen3_omni_neuron.serving.openai.fields import Voices
 from qwen3_omni_neuron.serving.realtime import events
 from qwen3_omni_neuron.serving.realtime.events import (
     Base64,

@@ -15,7 +15,7 @@ import pytest
 from qwen3_omni_neuron.errors import MessageError
 from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.openai.parameters import Voices
+from qwen3_omni_neuron.serving.openai.fields import Voices
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.events import Connection
 from qwen3_omni_neuron.serving.realtime.items import ITEM_BYTES, ConversationItems

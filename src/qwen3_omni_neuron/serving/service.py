@@ -17,8 +17,7 @@ from qwen3_omni_neuron.serving.kept import KeptResponses, SpokenReplies
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
-from qwen3_omni_neuron.serving.openai.fields import sent_without_effect
-from qwen3_omni_neuron.serving.openai.parameters import Voices
+from qwen3_omni_neuron.serving.openai.fields import Voices, sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 READERS = 4  # threads that read requests and their media

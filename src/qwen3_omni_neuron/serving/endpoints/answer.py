@@ -40,7 +40,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
-from qwen3_omni_neuron.serving.openai.parameters import has_grammar
+from qwen3_omni_neuron.serving.openai.fields import has_grammar
 from qwen3_omni_neuron.serving.openai.reply import (
     Call,
     Content,

@@ -13,7 +13,6 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
-from qwen3_omni_neuron.serving.openai import parameters
 from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_further, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
@@ -22,11 +21,17 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     text_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
-from qwen3_omni_neuron.serving.openai.fields import COMPLETIONS, names_in
+from qwen3_omni_neuron.serving.openai.fields import (
+    COMPLETIONS,
+    ENGINE_FIELDS,
+    bounded_options,
+    check_lengths,
+    names_in,
+    no_effect_schemas,
+)
 from qwen3_omni_neuron.serving.openai.openapi import (
     body_of,
     errors_of,
-    no_effect_schemas,
     schemas_of_options,
 )
 from qwen3_omni_neuron.serving.openai.reply import completion_usage, new_id, running_usage
@@ -39,7 +44,7 @@ _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("think
 FURTHER_FIELDS = {
     **no_effect_schemas(COMPLETIONS),
     **schemas_of_options(_OWN_OPTIONS),
-    **parameters.ENGINE_FIELDS,
+    **ENGINE_FIELDS,
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
@@ -95,8 +100,8 @@ def _start(service: Service, context: Context) -> "Completion":
     ):
         most = {}
     options = text_options(wanted, _OWN_OPTIONS, most, context.omni.info.thinks)
-    options = parameters.bounded_options(options, service.settings, context.owner)
-    parameters.check_lengths(options)
+    options = bounded_options(options, service.settings, context.owner)
+    check_lengths(options)
     context.wanted(bool(wanted.stream), False)
     stream = context.omni.stream_continuation(prompt, **options)
     return Completion(wanted, stream, service, context)

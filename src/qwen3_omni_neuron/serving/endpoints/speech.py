@@ -25,11 +25,16 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
-from qwen3_omni_neuron.serving.openai import bodies, parameters
+from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.fields import SPEECH
+from qwen3_omni_neuron.serving.openai.fields import (
+    SPEECH,
+    Seed,
+    VoiceName,
+    bounded_options,
+    seed_of,
+)
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
-from qwen3_omni_neuron.serving.openai.parameters import VoiceName
 from qwen3_omni_neuron.serving.openai.reply import speech_usage
 from qwen3_omni_neuron.serving.service import Service
 
@@ -56,7 +61,7 @@ class SpeechRequest(BaseModel):
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = Field(None, max_length=MOST_CHARACTERS)
-    seed: parameters.Seed | None = None
+    seed: Seed | None = None
 
     @property
     def sound_format(self) -> str:
@@ -122,8 +127,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input
-    options = parameters.bounded_options(extra, service.settings, context.owner)
-    options |= {"speaker": speaker, "seed": parameters.seed_of(wanted.seed)}
+    options = bounded_options(extra, service.settings, context.owner)
+    options |= {"speaker": speaker, "seed": seed_of(wanted.seed)}
     context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)
     return SpokenText(wanted, start, speaker, service, context)

@@ -28,14 +28,14 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
 from qwen3_omni_neuron.serving.openai.bodies import check_model, refused_field
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
-from qwen3_omni_neuron.serving.openai.fields import TRANSCRIPTIONS
-from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
-from qwen3_omni_neuron.serving.openai.parameters import (
+from qwen3_omni_neuron.serving.openai.fields import (
     ENGINE_FIELDS,
+    TRANSCRIPTIONS,
     bounded_options,
     check_lengths,
     engine_options,
 )
+from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.openai.reply import (
     duration_usage,
     logprob_entries,

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.openai import parameters
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -18,9 +17,21 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     lower_name,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
-from qwen3_omni_neuron.serving.openai.openapi import (
+from qwen3_omni_neuron.serving.openai.fields import (
+    CHAT,
+    ENGINE_FIELDS,
+    Seed,
+    VoiceName,
+    Voices,
+    bounded_options,
+    check_lengths,
+    engine_options,
+    joined_options,
+    names_in,
     no_effect_schemas,
+    seed_of,
+)
+from qwen3_omni_neuron.serving.openai.openapi import (
     schemas_of_options,
     with_item_fields,
 )
@@ -42,7 +53,7 @@ Transcript = Callable[[str], str | None]
 FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **no_effect_schemas(CHAT),
-    **parameters.ENGINE_FIELDS,
+    **ENGINE_FIELDS,
     **{
         name: {"description": "of vllm-omni's clients"}
         for name in ("sampling_params_list", "mm_processor_kwargs")
@@ -238,7 +249,7 @@ class JsonSchemaFormat(StrictObject):
 class AudioOutput(StrictObject):
     """Voice and format of the speech."""
 
-    voice: parameters.VoiceName | None = None
+    voice: VoiceName | None = None
     format: Annotated[
         Literal["wav", "mp3", "flac", "opus", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
     ] = "wav"
@@ -264,7 +275,7 @@ class TextRequest(BaseModel):
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: parameters.Seed | None = None
+    seed: Seed | None = None
     stop: Annotated[str | list[str], OneOf("a string or a list of strings")] | None = None
 
 
@@ -329,7 +340,7 @@ def request_options(
     wanted: ChatRequest,
     settings: ServerSettings,
     owner: str,
-    voices: parameters.Voices,
+    voices: Voices,
     thinks: bool,
 ) -> Json:
     """Return the Python API's options for a request's fields. Raises ApiError.
@@ -344,7 +355,7 @@ def request_options(
         given["thinker_max_new_tokens"] = most
     options = _stage_options(wanted.model_extra or {})
     options |= text_options(wanted, CHAT_OPTIONS, given, thinks)
-    options = parameters.bounded_options(options, settings, owner) | {"literal_text": True}
+    options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
     choice = wanted.tool_choice
@@ -366,7 +377,7 @@ def request_options(
             own = form.json_schema
             schema = schema if own.schema_ is None else own.schema_
             options["grammar"] = {"json": schema, "strict": own.strict is True}
-    parameters.check_lengths(options)
+    check_lengths(options)
     return options
 
 
@@ -379,9 +390,9 @@ def text_options(
     """
     extra = wanted.model_extra or {}
     own = {name: extra[name] for name in names & extra.keys() if extra[name] is not None}
-    options = parameters.engine_options(extra, thinks)
+    options = engine_options(extra, thinks)
     if wanted.seed is not None:
-        options["seed"] = parameters.seed_of(wanted.seed)
+        options["seed"] = seed_of(wanted.seed)
     if wanted.temperature is not None:
         options["thinker_do_sample"] = wanted.temperature > 0
         if wanted.temperature > 0:
@@ -390,7 +401,7 @@ def text_options(
         options["thinker_top_p"] = max(wanted.top_p, 1e-6)
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
-    return parameters.joined_options(own, {**options, **given})
+    return joined_options(own, {**options, **given})
 
 
 def _stage_options(extra: Mapping[str, Any]) -> Json:

@@ -9,7 +9,6 @@ from qwen3_omni_neuron.errors import did_you_mean
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.fields import fields_of
 from qwen3_omni_neuron.removed import PATHS, removed
-from qwen3_omni_neuron.serving.openai.fields import names_in
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {
@@ -87,11 +86,6 @@ def schema_of_option(option: Option) -> dict[str, Any]:
 def schemas_of_options(names: Collection[str]) -> dict[str, Any]:
     """Return the schemas of options of a request, by name."""
     return {one.name: schema_of_option(one) for one in REQUEST_OPTIONS if one.name in names}
-
-
-def no_effect_schemas(path: str) -> dict[str, Any]:
-    """Return the schemas of the fields without effect of a body, by name."""
-    return {name: {"description": "has no effect"} for name in sorted(names_in(path, ""))}
 
 
 def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:

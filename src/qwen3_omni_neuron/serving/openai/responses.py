@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.serving.openai import chat_request as chat
-from qwen3_omni_neuron.serving.openai import parameters
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -21,13 +20,15 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
+    ENGINE_FIELDS,
     LOGPROBS,
     REFUSED_IN_RESPONSES,
     RESPONSES,
+    check_only,
     names_in,
+    no_effect_schemas,
 )
 from qwen3_omni_neuron.serving.openai.openapi import (
-    no_effect_schemas,
     schemas_of_options,
     with_item_fields,
 )
@@ -43,7 +44,7 @@ from qwen3_omni_neuron.serving.openai.reply import (
 Json = dict[str, Any]
 FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(chat.CHAT_OPTIONS),
-    **parameters.ENGINE_FIELDS,
+    **ENGINE_FIELDS,
     **no_effect_schemas(RESPONSES),
     **{
         name: {"enum": [value, None]}
@@ -255,7 +256,7 @@ def check_response_request(asked: ResponseRequest) -> None:
     for name, (only, instead) in REFUSED_IN_RESPONSES.items():
         value = (asked.model_extra or {}).get(name)
         if value is not None:
-            parameters.check_only(name, value, only, instead)
+            check_only(name, value, only, instead)
     # Here, and not in the chat request, whose fields have other names.
     check_further(asked, "", FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys())
     if asked.top_logprobs and LOGPROBS not in (asked.include or ()):

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import Voices, bounded_options, has_grammar
+from qwen3_omni_neuron.serving.openai.fields import Voices, bounded_options, has_grammar
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.events import Connection, ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function, declared
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.parameters import VoiceName, Voices, seed_of
+from qwen3_omni_neuron.serving.openai.fields import VoiceName, Voices, seed_of
 from qwen3_omni_neuron.serving.openai.responses import Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import INSTALL, TurnSettings, can_detect

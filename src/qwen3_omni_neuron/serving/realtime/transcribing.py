@@ -11,7 +11,7 @@ from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.answer import ServedStream
 from qwen3_omni_neuron.serving.endpoints.media import sound_bytes
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.parameters import bounded_options
+from qwen3_omni_neuron.serving.openai.fields import bounded_options
 from qwen3_omni_neuron.serving.openai.reply import duration_usage, logprob_entries
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Connection, Json
