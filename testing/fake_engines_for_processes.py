@@ -10,24 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.remote import EngineProcess
-from qwen3_omni_neuron.errors import (
-    CheckpointError,
-    EngineDiedError,
-    OptionError,
-    PromptTooLongError,
-)
-from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.errors import CheckpointError, EngineDiedError, OptionError
 
 
 class UnpicklableError(Exception):
@@ -38,7 +28,7 @@ class UnpicklableError(Exception):
 
 
 class FakeThinker:
-    """Thinker that returns its arguments; some methods fail, each in its own way."""
+    """Engine that returns its arguments; some methods fail, each in its own way."""
 
     chunked_prefill = True
     fault = None
@@ -47,16 +37,6 @@ class FakeThinker:
         self.slots = slots
         self.context_length = 128
         self._note = note
-
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
-        mel = sum((clip.sum() for clip in prompt.audio_mel), torch.tensor(0.0))
-        return prompt.token_ids[None, start:] * slot, prompt.positions[:, start:].float() + mel
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        raise CheckpointError(f"copied {source} {target} {rows}")
-
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        return torch.tensor([[float(s), float(t)] for s, t in zip(slots, token_ids, strict=True)])
 
     def close(self) -> None:
         if self._note:
@@ -118,69 +98,6 @@ class FakeParent:
     def close(self) -> None:
         self._child.kill()
         self._child.wait()
-
-
-class FakeTalker:
-    slots = 2
-    context_length = 64
-    chunked_prefill = True
-    fault = None
-    prepared = 0
-
-    def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        self.prepared = 1000 * len(prompt) + 100 * start + 10 * slot + len(accepted)
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        self.prepared = 100 * source + 10 * target + rows
-
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        if len(prompt) > self.context_length:
-            raise PromptTooLongError(f"{len(prompt)} rows, {self.context_length} fit")
-        self.prepared = len(prompt) + speaker_id + 100 * start
-
-    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        return accepted.sum(0, keepdim=True) + first_token + self.prepared
-
-    def predict(
-        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
-    ) -> Tensor:
-        return torch.tensor(
-            [
-                [code] + [0 if s.uniforms is None else int(u * s.top_k) for u in _uniforms(s)]
-                for code, s in zip(code0, sampling, strict=True)
-            ]
-        )
-
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(token_ids)[:, None].float()
-
-    def close(self) -> None:
-        return
-
-
-def _uniforms(sampling: PredictorSampling) -> NDArray[np.float32]:
-    return np.zeros(15, np.float32) if sampling.uniforms is None else sampling.uniforms
-
-
-class FakeVocoder:
-    slots = 3
-    chunk_frames = (1, 4)
-    frames_at_once = 16
-    frame_samples = 10
-    latency_samples = 5
-    fault = None
-
-    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        return [sound[self.latency_samples :] for sound in self.step(slots, codes)]
-
-    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        return [
-            np.repeat(frames[:, 0].numpy().astype(np.float32), self.frame_samples)
-            for frames in codes
-        ]
-
-    def close(self) -> None:
-        return
 
 
 class FakeRank:

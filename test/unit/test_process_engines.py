@@ -1,6 +1,5 @@
 """Engines in processes of their own: what is said arrives, and every way to end ends."""
 
-import dataclasses
 import functools
 import os
 import signal
@@ -20,29 +19,23 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, TAIL_BYTES
 from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
 from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES, SharedBlock
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ClosedError,
     EngineDiedError,
     OptionError,
-    PromptTooLongError,
 )
 from testing.fake_engines_for_processes import (
     FakeParent,
-    FakeTalker,
     FakeThinker,
-    FakeVocoder,
     broken_engine,
     engine_that_dies,
     slow_engine,
 )
-from testing.prompts import prompt_of
 
 AT_ONCE_S = 20.0  # on a busy machine; a stalled call would take 600 s
 START_S = 60.0  # a first import of torch, of a machine that does other things
-CORES = {"NEURON_RT_VISIBLE_CORES": "4-7"}
 Process = Callable[..., EngineProcess]
 
 
@@ -67,18 +60,6 @@ def shared() -> Iterator[EngineProcess]:
     process.wait_ready(START_S)
     yield process
     process.close()
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[Engines]:
-    started = [
-        EngineProcess("thinker", functools.partial(FakeThinker, slots=4), env=CORES, threads=1),
-        EngineProcess("talker", FakeTalker),
-        EngineProcess("vocoder", FakeVocoder),
-    ]
-    yield remote_engines(*started, timeout_s=START_S)
-    for process in started:
-        process.close()
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -147,46 +128,6 @@ def test_a_message_larger_than_the_block_makes_it_grow(shared: EngineProcess) ->
     assert torch.equal(shared.call("echo", torch.ones(9)), torch.ones(9))
 
 
-def test_engines_answer_through_their_protocols(engines: Engines) -> None:
-    thinker, talker, vocoder = engines.thinker, engines.talker, engines.vocoder
-    assert talker is not None and vocoder is not None
-    assert (thinker.slots, thinker.context_length) == (4, 128)
-    assert (talker.slots, talker.context_length) == (2, 64)
-    assert (vocoder.slots, vocoder.chunk_frames) == (3, (1, 4))
-    assert (vocoder.frame_samples, vocoder.latency_samples) == (10, 5)
-    ids = torch.arange(6)
-    clips = (torch.ones(128, 300), torch.ones(128, 7))
-    prompt = dataclasses.replace(prompt_of(ids), audio_mel=clips)
-    logits, hidden = thinker.prefill(2, prompt)
-    assert torch.equal(logits, 2 * ids[None])
-    assert torch.equal(hidden, ids.expand(3, 6).float() + 128 * 307)
-    assert thinker.step([0, 3], [11, 12]).tolist() == [[0, 11], [3, 12]]
-    assert torch.equal(thinker.prefill(2, prompt, 4)[0], 2 * ids[None, 4:])
-    with pytest.raises(CheckpointError, match="copied 3 1 5"):
-        thinker.copy(3, 1, 5)
-    assert thinker.chunked_prefill and talker.chunked_prefill
-    talker.prepare(0, prompt.talker, 1000)  # 15 rows
-    assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[1021, 1021, 1021]]
-    talker.prepare(0, prompt.talker, 1000, 7)
-    assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[1721, 1721, 1721]]
-    talker.prefill_chunk(1, prompt.talker, 6, torch.ones(3, 3))
-    assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[15613]]
-    talker.copy(2, 1, 5)
-    assert talker.prefill(0, torch.ones(0, 1), 0).tolist() == [[215]]
-    sampling = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
-    greedy = PredictorSampling(None, 50, 0.8)
-    assert talker.predict([0, 1], [7, 8], [sampling, greedy]).tolist() == [
-        [7] + 15 * [25],
-        [8] + 15 * [0],
-    ]
-    assert talker.step([1], [5]).tolist() == [[5]]
-    frames = [torch.full((4, 16), 3), torch.full((4, 16), 4)]
-    assert [s.shape for s in vocoder.start([0, 1], frames)] == [(35,), (35,)]
-    assert [set(s.tolist()) for s in vocoder.step([0, 1], frames)] == [{3.0}, {4.0}]
-    with pytest.raises(PromptTooLongError, match="65 rows, 64 fit"):
-        talker.prepare(0, prompt_of(torch.zeros(56)).talker, 0)
-
-
 def test_an_exception_keeps_its_type_and_brings_its_traceback(shared: EngineProcess) -> None:
     with pytest.raises(OptionError, match="speaker is 'Nobody'") as caught:
         shared.call("refuse", "option")
@@ -226,10 +167,10 @@ def test_calls_from_several_threads_take_turns(shared: EngineProcess) -> None:
     assert wrong == []
 
 
-def test_environment_threads_and_path_of_the_process(engines: Engines) -> None:
-    thinker = engines.thinker
-    assert isinstance(thinker, RemoteThinker)
-    assert thinker.process.call("environment") == ("4-7", 1, sys.path)
+def test_environment_threads_and_path_of_the_process(start: Process) -> None:
+    process = start(env={"NEURON_RT_VISIBLE_CORES": "4-7"}, threads=1)
+    process.wait_ready(START_S)
+    assert process.call("environment") == ("4-7", 1, sys.path)
     assert "NEURON_RT_VISIBLE_CORES" not in os.environ
 
 
