@@ -52,7 +52,7 @@ from qwen3_omni_neuron.serving.model import load_and_answer
 
 omni = load_and_answer(SPEAKING_CHECKPOINT)
 print(gc.get_freeze_count(), len(gc.get_objects()))
-print(omni._grammars._pool._server is not None and "llguidance" not in sys.modules)
+print(omni._grammars._pool._pool.pid is not None and "llguidance" not in sys.modules)
 omni.close()
 """
 
