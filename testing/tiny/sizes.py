@@ -16,25 +16,6 @@ from typing import Any
 from qwen3_omni_neuron.checkpoint.released import released_config_dict
 
 _DATA = Path(__file__).parent / "data"
-_TOKENS = {
-    8948: "system",
-    872: "user",
-    77091: "assistant",
-    151644: "<|im_start|>",
-    151645: "<|im_end|>",
-    151652: "<|vision_start|>",
-    151653: "<|vision_end|>",
-    151655: "<|image_pad|>",
-    151656: "<|video_pad|>",
-    151669: "<|audio_start|>",
-    151670: "<|audio_end|>",
-    151671: "<tts_pad>",
-    151672: "<tts_text_bos>",
-    151673: "<tts_text_eod>",
-    151675: "<|audio_pad|>",
-}
-"""Tokens that the released config.json names, by their ids there."""
-
 Size = Mapping[str, Any]
 """Settings of config.json that differ from the released ones, nested as there.
 
@@ -48,6 +29,8 @@ def read_text(name: str) -> str:
 
 
 SIZES: Mapping[str, Size] = json.loads(read_text("sizes.json"))
+_TOKENS = {int(i): t for i, t in json.loads(read_text("tokenizer.json"))["named"].items()}
+"""Tokens that the released config.json names, by their ids there."""
 
 
 def config_dict(size: Size, token_ids: Mapping[str, int], dtype: str) -> dict[str, Any]:

@@ -12,75 +12,13 @@ from pathlib import Path
 
 from testing.tiny.sizes import read_text
 
+_DATA = json.loads(read_text("tokenizer.json"))
+SPECIAL_TOKENS: tuple[str, ...] = tuple(_DATA["tokens"])  # in the order of ids 151643..151675
 # Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
-_NOT_SPECIAL = (
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
-# The order is that of the released ids 151643..151675.
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    *_NOT_SPECIAL,
-    "<|audio_start|>",
-    "<|audio_end|>",
-    "<tts_pad>",
-    "<tts_text_bos>",
-    "<tts_text_eod>",
-    "<tts_text_bos_single>",
-    "<|audio_pad|>",
-)
-_EXTRA_SPECIAL_TOKENS = {
-    "image_token": "<|image_pad|>",
-    "audio_token": "<|audio_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_bos_token": "<|vision_start|>",
-    "vision_eos_token": "<|vision_end|>",
-    "audio_bos_token": "<|audio_start|>",
-    "audio_eos_token": "<|audio_end|>",
-}
+_NOT_SPECIAL = frozenset(_DATA["not_special"])
 # Each role must be one token: the talker reads a turn's role from one token.
 ROLES = ("system", "user", "assistant")
-WORDS = (
-    *ROLES,
-    " the",
-    " and",
-    " you",
-    " is",
-    " of",
-    " to",
-    " hello",
-    " yes",
-    " no",
-    " one",
-    " two",
-    " three",
-    " red",
-    " green",
-    " blue",
-)
+WORDS: tuple[str, ...] = (*ROLES, *_DATA["words"])
 
 
 def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int]:
@@ -127,34 +65,12 @@ def _merges(byte_symbols: dict[int, str], words: Sequence[str]) -> list[tuple[st
 
 
 def _tokenizer_config(special_ids: dict[str, int]) -> dict[str, object]:
-    return {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": {
-            str(index): {
-                "content": token,
-                "lstrip": False,
-                "normalized": False,
-                "rstrip": False,
-                "single_word": False,
-                "special": token not in _NOT_SPECIAL,
-            }
-            for token, index in special_ids.items()
-        },
-        "additional_special_tokens": [t for t in SPECIAL_TOKENS[1:] if t not in _NOT_SPECIAL],
-        "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "extra_special_tokens": _EXTRA_SPECIAL_TOKENS,
-        "model_max_length": 131072,
-        "pad_token": "<|endoftext|>",
-        "processor_class": "Qwen3OmniMoeProcessor",
-        "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
-        **_EXTRA_SPECIAL_TOKENS,
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    added = {
+        str(index): {"content": token, **flags, "special": token not in _NOT_SPECIAL}
+        for token, index in special_ids.items()
     }
+    return {**_DATA["config"], "added_tokens_decoder": added}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -16,11 +16,8 @@ tensors, whose names are that of its layer and an ending:
 files of version 1, and auto-round's packing "auto_round:auto_gptq".
 
 Every matrix has its form from its own tensors: files in which some matrices are quantised are the
-rule. The settings (quantization_config of config.json) name the method, and the sizes of blocks.
-Scales of activations and of a KV cache are ignored: neither is rounded here.
-
-Nothing but headers and the tensors weight_shape, of two numbers each, is read here.
-checkpoint.numbers reads the values.
+rule. Scales of activations and of a KV cache are ignored: neither is rounded here. Only headers and
+weight_shape are read here; checkpoint.numbers reads the values.
 """
 
 import json
@@ -280,10 +277,7 @@ _LAYOUTS = {
     "weight_scale": (_fp8, {"weight", "weight_scale"}, set()),
     "weight_scale_inv": (_fp8, {"weight", "weight_scale_inv"}, set()),
 }
-"""Reader of a form, and endings that a matrix must and may have, by the ending that tells the form.
-
-The first of these endings that a matrix has tells it.
-"""
+"""Reader of a form, and endings that a matrix must and may have, by the first that it has."""
 _ENDINGS = {ending for _, must, may in _LAYOUTS.values() for ending in must | may} - {"weight"} | {
     "weight_zero_point",  # of forms that are not read
     "weight_g_idx",

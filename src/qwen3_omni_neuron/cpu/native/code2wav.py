@@ -26,8 +26,8 @@ from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Number of decoded frames [streams], and the C's state of each stream [streams, ...].
-
-Numpy arrays, because torch operations release Python's interpreter lock, which other stages want.
+ In numpy:
+torch operations release the interpreter lock.
 """
 CHANNELS: int = ffi.integer_const("CHANNELS")
 TAPS = 7
