@@ -1,8 +1,4 @@
-"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's files.
-
-Each media item's placeholder in the chat template's text is repeated once for every row that the
-item's encoder returns.
-"""
+"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's files."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -113,14 +109,12 @@ class PromptBuilder:
     ) -> Prompt:
         """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
-        messages: a text from the user, or dicts with "role" (system, user, assistant, or tool where
-        the template takes tools) and "content": a string, or a list of {"type": "text", "text":
-        ...} and, from users, {"type": "audio", "audio": ...}, "image" and "video", whose forms
-        prompt.media reads. use_audio_in_video: also take the audio of videos. most_tokens: longest
-        prompt; what surely has more is refused before it is read. tools: descriptions of functions
-        in the form of OpenAI's API. literal_text: names of special tokens in text are words;
-        otherwise they become these tokens, as in the reference. truncation: drops the oldest turns
-        beyond its limits.
+        messages: a text from the user, or dicts with "role" and "content", a string, or a list of
+        items, whose forms prompt.media reads. use_audio_in_video: also take the audio of videos.
+        most_tokens: longest prompt; what surely has more is refused before it is read. tools:
+        descriptions of functions in the form of OpenAI's API. literal_text: names of special tokens
+        in text are words; otherwise they become these tokens, as in the reference. truncation:
+        drops the oldest turns beyond its limits.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError.
         """
         load = self.loader(use_audio_in_video, most_tokens)
@@ -180,11 +174,9 @@ class PromptBuilder:
         """Make the prompt of messages that prompt.messages.read_messages has read.
 
         growing: the last item is a clip that still arrives. The prompt then ends with the last row
-        of its last whole window, or the row before the clip; a later, louder part can change the
-        windows' features, and a clip that becomes the longest the ends of others. The talker's
-        assistant rows of such a prompt are not used. tools: result of read_tools. said: indices of
-        the messages that are the model's replies, in which names of special tokens are words.
-        Others: see `prompt`.
+        of its last whole window, or the row before the clip, and its talker's assistant rows are
+        not used. tools: result of read_tools. said: indices of the model's replies, in which names
+        of special tokens are words. Others: see `prompt`.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
         asked = _Asked(messages, media, tools, literal_text, said)
@@ -312,10 +304,7 @@ class PromptBuilder:
         most = truncation.most_tokens
 
         def length(part: _Asked) -> int:
-            """Count the tokens of a part and an empty turn of the user after it.
-
-            A text of more than `most` tokens need not be tokenised, and counts as one more.
-            """
+            """Count the tokens of a part and an empty turn of the user after it, or most + 1."""
             part = replace(part, messages=[*part.messages, _EMPTY_TURN])
             fields = (part.literal_text, *part.said, repr(part.messages), repr(part.tools))
             key = hash(fields)

@@ -288,9 +288,8 @@ class ConversationPart:
 class Truncation:
     """Limits of a conversation whose oldest turns may be dropped.
 
-    most_tokens: longest prompt. retained: fraction of the tokens after instructions and tools that
-    remains when turns are dropped. after_instructions: most of these tokens, None: as many as
-    most_tokens leaves.
+    most_tokens: longest prompt. retained: fraction of the tokens after the instructions that
+    remains after a cut. after_instructions: most of these tokens, None: as many as fit.
     """
 
     most_tokens: int
@@ -321,11 +320,10 @@ class Truncation:
     def first_kept(self, instructions: int, parts: Sequence[ConversationPart]) -> int:
         """Return the index of the first part that is kept.
 
-        instructions: tokens of the system message and the tools. parts: the rest of the
-        conversation; the last of them is to be answered. Turns are dropped up to the beginning of a
-        user's turn, and never the last one. The earlier replies' prompts are cut first, as they
-        were when the replies were made: so a growing conversation is cut at the same place until it
-        is too long again, and its rows can be reused.
+        instructions: tokens of the system message and the tools. Turns are dropped up to the
+        beginning of a user's turn, and never the last one. Earlier replies' prompts are cut first,
+        as they were then: a growing conversation is cut at the same place until it is too long
+        again, and its rows can be reused.
         """
         most = self.most_tokens - instructions
         if self.after_instructions is not None:

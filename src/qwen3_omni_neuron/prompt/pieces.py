@@ -19,9 +19,8 @@ _PLACES = tuple(
 def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
     """Cut a text into pieces of at most `most_tokens` tokens; a longer word is one piece.
 
-    A piece has as many sentences as fit. A longer sentence is cut at the ends of its clauses, and a
-    longer clause between words. count: counts the tokens of a text. Returns the pieces with the
-    white space that follows each: joined they are the text.
+    A piece has as many sentences as fit, else clauses, else words. count: counts a text's tokens.
+    Joined, the pieces are the text.
     """
 
     def fits(piece: str) -> bool:
@@ -57,8 +56,7 @@ def _last_end(
 ) -> int:
     """Return the largest end so that the parts from `at` up to it fit after a begun piece.
 
-    Returns `at` if no part fits. The search starts around a guess: to try each end would take time
-    quadratic in the number of a piece's parts.
+    The search starts around a guess: to try each end would take quadratic time.
     """
     low, high, step = at, len(parts) + 1, 1  # low fits; high, or an end below it, does not
     guess = min(guess, len(parts))

@@ -160,11 +160,10 @@ Unit = tuple[bytes, int]
 
 
 class RowKeys:
-    """Keys of the rows of one prompt. Rows of different keys are different in the KV cache.
+    """Keys of the rows of one prompt: equal first keys are equal rows in the KV cache.
 
-    A row depends on its input, its position and the rows before it. Its key is its token id, its
-    positions, and for media the digest of the encoder's input: a window of 8 s of audio, an image,
-    or a frame.
+    A key is a row's token id, positions, and for media the digest of the encoder's input: a window
+    of 8 s of audio, an image, or a frame.
     token_ids: int64 [rows]. positions: float32 [3, rows]. media: int64 [media], indices of media
     rows. sources: int32 [numbers, media], digests. cache_key: the request's option.
     """
@@ -316,10 +315,7 @@ _known = WeakIdKeyDictionary()  # digests by numbers, of each tensor or array wh
 def _digests(
     whole: object, parts: Sequence[NDArray[Any]], numbers: tuple[int, ...] = ()
 ) -> list[bytes]:
-    """Return a digest of each part of `whole`, combined with `numbers`, computed once.
-
-    The features and pixels of a session are the same objects in each of its turns.
-    """
+    """Return a digest of each part of `whole`, combined with `numbers`, computed once."""
     made: dict[tuple[int, ...], list[bytes]] = _known.setdefault(whole, {})
     if numbers not in made:
         made[numbers] = [_digest(part, numbers) for part in parts]

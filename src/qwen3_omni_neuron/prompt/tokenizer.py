@@ -208,9 +208,8 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 class SpecialNames:
     """Names of a tokenizer's special tokens, and patterns that find them.
 
-    any, ids: pattern of all names, and their token ids. marked: pattern of the names that are words
-    in a caller's text. heads, tails: beginnings and ends of these names, which may form a name
-    where texts are joined.
+    ids: their token ids. marked: names that are words in a caller's text. heads, tails: their
+    beginnings and ends, which may form a name where texts are joined.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
@@ -229,9 +228,9 @@ class SpecialNames:
 class LiteralText:
     """Marker of the special tokens' names in one conversation's texts.
 
-    `mark` puts a separator, which nobody can guess, into each name in a text, and at a text's edge
-    where a template may join a name. `encode` splits the prompt at the remaining names, the
-    template's own, and tokenises the text between them as words, without the separators.
+    `mark` puts a separator, which nobody can guess, into each name in a text, and at edges where a
+    template may join a name. `encode` tokenises the text between the template's own names as words,
+    without the separators.
     """
 
     def __init__(self, names: SpecialNames):

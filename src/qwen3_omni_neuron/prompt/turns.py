@@ -91,11 +91,10 @@ class Turn(Kept):
 class Reply(Kept):
     """Reply in a session's history: the text and the seconds of audio that the caller got.
 
-    spoken: False for text alone. bytes_per_s: pace of the speech in earlier replies. ended: no
-    event follows. complete: the caller got the last event. heard_s: seconds that the listener
-    heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
-    by itself, else 0. deltas: parts of the text. rewritten: see `rewrite`. sent_s: seconds of sound
-    sent to the client, at `speed` times the reply's own.
+    bytes_per_s: pace of earlier replies. ended: no event follows. complete: the caller got the last
+    event. heard_s: None if unknown. spoken_bytes: of the text if the talker ended the speech by
+    itself, else 0. rewritten: see `rewrite`. sent_s: seconds of sound sent to the client, at
+    `speed` times the reply's own.
     """
 
     role: ClassVar[str] = "assistant"

@@ -52,13 +52,12 @@ def load_waveform(
 
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
-    of such arrays with equal channels, read until it ends. item["audio_start"], item["audio_end"]:
-    the part that is used, in seconds.
-    where: name of the item in errors. check: called with the length that is known, and again as it
-    grows. warn: called for a file that is not used whole, or not as it is. Memory use is the result
-    and one block.
+    of such arrays with equal channels. item["audio_start"], item["audio_end"]: the part that is
+    used, in seconds.
+    check: called with the length that is known, and again as it grows. warn: called for a file that
+    is not used whole.
     Raises PromptTooLongError for audio longer than limit_s, AudioError for audio that can't be
-    read, is too short, or holds NaN or infinity.
+    used.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
     collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice

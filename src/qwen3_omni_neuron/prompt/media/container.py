@@ -1,8 +1,7 @@
 """Files of sound and video, opened without access to anything else; the samples of sound.
 
-soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length, PyAV all other files. One rule
-tells of losses: what can't be decoded, a length that the header does not promise, and bytes that
-follow the end are a warning.
+soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length, PyAV all other files. What can't
+be decoded, a length that the header does not promise, and bytes after the end are a warning.
 """
 
 import math

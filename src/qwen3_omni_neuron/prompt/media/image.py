@@ -38,12 +38,11 @@ def load_image(
     """Read an image item of a message, in RGB.
 
     item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor [height,
-    width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4, of uint8 or
-    of floats in [0, 1].
-    A file or PIL image is rotated by its EXIF orientation. Transparent pixels are mixed with white,
-    an animation is its first frame, and 16-bit grey its high byte.
-    where: name of the item in errors. check: called with the height and width of a file's image
-    before it is decoded. warn: called for an image that is not used as it is.
+    width], [height, width, channels] or [channels, height, width], of uint8 or of floats in [0, 1].
+    EXIF turns it, transparent pixels are mixed with white, an animation is its first frame, and
+    16-bit grey its high byte.
+    check: called with the height and width of a file's image before it is decoded. warn: called for
+    a damaged image.
     Raises ImageError.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """

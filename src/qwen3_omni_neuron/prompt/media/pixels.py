@@ -128,9 +128,8 @@ class Sizes:
     def grid(self, size: VisualSize) -> Grid:
         """Return the grid of patches of an image or video.
 
-        Its first number is 1 for an image, and counts groups of a video's frames. Raises ImageError
-        or VideoError where nothing is to be seen, or a side is more than MAX_ASPECT times the
-        other.
+        Its first number counts groups of frames. Raises ImageError or VideoError for a size that
+        can't be encoded, and PromptTooLongError.
         """
         height, width = size.height, size.width
         if height < 1 or width < 1:

@@ -48,13 +48,8 @@ def load_video(
     """Read a video item of a message.
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
-    [n, height, width, channels], or a list of images in the forms of an image item.
-    item["fps"]: for frames their rate, which is required; for a file the frames sampled a second
-    (2), at least item["min_frames"] (4) and at most item["max_frames"] (768); or item["nframes"],
-    their number. item["video_start"], item["video_end"]: part of a file, in seconds. item["audio"],
-    item["sampling_rate"]: audio in place of the file's.
-    audio_rate: rate of the result's audio in Hz; None if it isn't wanted. Others: see
-    `read_video_file`.
+    [n, height, width, channels], or a list of images. Other fields: see docs/options.md.
+    audio_rate: of the result's audio in Hz; None if it isn't wanted. Others: see `read_video_file`.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames), qwen-omni-utils
     smart_nframes (nframes), qwen-vl-utils (video_start, video_end).

@@ -1,7 +1,6 @@
-"""Video file -> the frames that the model sees, their rate, and the audio.
+"""Video file -> the frames that the model sees, their rate, and the audio, by PyAV.
 
-PyAV decodes. A file is read twice: first its packets, without decoding, for the frames' timestamps;
-then its frames, of which the chosen ones are kept. Its audio is read in a third pass.
+A file is read for timestamps, without decoding, then for its frames, then for its audio.
 """
 
 import math
@@ -55,10 +54,9 @@ class Timeline:
     """Timestamps of the frames of a file, or of a part of it.
 
     ticks: int64 [frames], ascending presentation timestamps. shown: int64 [frames], timestamp of
-    the picture on the screen, or its number if `counted`. tick: seconds of a tick. seconds: length.
-    constant: every frame is shown equally long, but for rounding. counted: the decoder's timestamps
-    are of no use. start: in seconds of the file's clock. keys: int64 [keyframes, 2], packets'
-    numbers and timestamps.
+    the picture on the screen, or its number if `counted`. tick: in seconds. constant: all frames
+    are shown equally long. start: in seconds of the file's clock. keys: int64 [keyframes, 2],
+    packets' numbers and timestamps.
     """
 
     ticks: NDArray[np.int64]
@@ -264,12 +262,11 @@ def read_video_file(
     """Read a file's frames, evenly spread over its length, and its audio if audio_rate is given.
 
     The k-th of n frames is frame floor(k * total / n) of the file, as in the reference; at a
-    variable frame rate it is the frame shown at k / n of the length. Frame k is shown at k /
-    Video.fps seconds, with Video.fps = n / length. Frames are rotated by the file's rotation. The
-    audio begins with the first frame; None if there is none.
-    sampling: frames and part of the file. limit_s: longest audio. check: called before anything is
-    decoded. fit: called with each frame, to keep a smaller one. threads: of the decoder; 0: as many
-    as cores. warn: called for a file that is not used whole, or not as it is.
+    variable frame rate the frame shown at k / n of the length. Frame k is shown at k / Video.fps
+    seconds.
+    limit_s: longest audio. check: called before anything is decoded. fit: called with each upright
+    frame, to keep a smaller one. threads: of the decoder; 0: as many as cores. warn: called for a
+    file that is not used whole.
     Raises VideoError, AudioError and PromptTooLongError.
     """
     read_format(source, where, "video")

@@ -55,11 +55,10 @@ class Window:
 
 
 class GrowingWindows:
-    """Windows of sound that arrives in pieces, as each is known.
+    """Windows of sound that arrives in pieces, each at most longest_s long.
 
-    A window is at most longest_s long; longer sound is cut where its last quarter is quietest. A
-    silence of 1 s or more ends a window and is in none. length: number of samples so far. held:
-    number of those in no window yet.
+    Longer sound is cut where its last quarter is quietest; a silence of 1 s or more is in no
+    window. length, held: numbers of samples so far, and in no window yet.
     """
 
     def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
