@@ -194,12 +194,16 @@ class Answer(ABC):
         """Return the response in which it is sent."""
         if self._streams:
             return PieceStream(self.pieces(), last_event=self.last_event)
+        await self.collect()
+        body = await self._service.model.in_thread(self.whole)
+        return Response(body, media_type="application/json")
+
+    async def collect(self) -> None:
+        """Read the stream to its end."""
         with closing(self._served) as served:
             async for (event,) in served:
                 self._take(event)
         self._finish()
-        body = await self._service.model.in_thread(self.whole)
-        return Response(body, media_type="application/json")
 
     def close(self) -> None:
         """Cancel the request."""
