@@ -10,7 +10,7 @@ NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "model", "removed"},
+    {"errors", "model"},
     {"checkpoint", "events"},
     {"prompt"},
     {"engines"},

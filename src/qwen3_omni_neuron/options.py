@@ -14,9 +14,15 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from qwen3_omni_neuron.errors import CheckpointError, OptionError, did_you_mean, format_value
+from qwen3_omni_neuron.errors import (
+    REMOVED_OPTIONS,
+    CheckpointError,
+    OptionError,
+    did_you_mean,
+    format_value,
+    removed,
+)
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.removed import OPTIONS, removed
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines
@@ -781,7 +787,7 @@ def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:
-            if text := removed(name, OPTIONS):
+            if text := removed(name, REMOVED_OPTIONS):
                 raise OptionError(text)
             hint = did_you_mean(name, known)
             raise OptionError(

@@ -68,7 +68,7 @@ SERVING = [
 
 
 def test_the_server_knows_the_public_api_alone() -> None:
-    public = {"__init__", "api", "errors", "events", "options", "removed"}
+    public = {"__init__", "api", "errors", "events", "options"}
     public |= {"helpers", "serving", "session", "sound", "transcription"}
     # The type of what `stream` returns, a session's turns, a client's playback, and a process's
     # memory; the text of a call; the mel features that the judge of a turn's end hears; windows of

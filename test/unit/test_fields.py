@@ -28,8 +28,7 @@ from openai.types.responses import (
 from pydantic import ValidationError
 from typing_extensions import get_type_hints, is_typeddict
 
-from qwen3_omni_neuron import removed
-from qwen3_omni_neuron.errors import InputError, MessageError
+from qwen3_omni_neuron.errors import REMOVED_FIELDS, InputError, MessageError
 from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
@@ -308,7 +307,7 @@ def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -
 def test_a_removed_name_is_refused_with_what_to_use_instead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(removed.FIELDS, "colour", "take `tint`.")
+    monkeypatch.setitem(REMOVED_FIELDS, "colour", "take `tint`.")
     part = {**TEXT, "colour": "red"}
     for body in ({"colour": "red"}, user(part), {"audio": {"colour": "red"}}):
         with pytest.raises(ApiError, match="colour was removed: take `tint`"):

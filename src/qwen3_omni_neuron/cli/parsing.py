@@ -10,8 +10,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from qwen3_omni_neuron.errors import ExitStatus, did_you_mean
-from qwen3_omni_neuron.removed import FLAGS, OPTIONS, VERBS, removed
+from qwen3_omni_neuron.errors import (
+    REMOVED_FLAGS,
+    REMOVED_OPTIONS,
+    REMOVED_VERBS,
+    ExitStatus,
+    did_you_mean,
+    removed,
+)
 
 PROGRAM = "qwen3-omni-neuron"
 # Advice about a medium of another kind.
@@ -54,7 +60,7 @@ class CommandParser(argparse.ArgumentParser):
         """End the process with the arguments that this parser does not know."""
         flag = arguments[0].partition("=")[0]
         option = flag.removeprefix("--").replace("-", "_")
-        for name, table in ((flag, FLAGS), (option, OPTIONS)):
+        for name, table in ((flag, REMOVED_FLAGS), (option, REMOVED_OPTIONS)):
             if text := removed(name, table):
                 self.error(with_flags(f"{flag}{text.removeprefix(name)}", self))
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -66,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
         found = re.match(r"argument VERB: invalid choice: '(\S+)' \(choose from (.*)\)", message)
         if found:
             known = re.findall(r"[\w-]+", found[2])
-            message = removed(found[1], VERBS)
+            message = removed(found[1], REMOVED_VERBS)
             if not message:
                 message = f"unknown command {found[1]!r}.{did_you_mean(found[1], known)}"
         text = f"{self.prog}: {message}\nSee: {self.prog} --help\n"

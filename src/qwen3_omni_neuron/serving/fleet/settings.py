@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import REMOVED_OPTIONS, OptionError, removed
 from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions, from_, option
-from qwen3_omni_neuron.removed import OPTIONS, removed
 from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.serving.settings import (
@@ -52,7 +51,7 @@ class FleetSettings(Limits):
         known = {one.name for one in fields(FleetSettings)} - {"load"} | _LOAD.keys()
         unknown = sorted(map(str, set(args) - known))
         for name in unknown:
-            if text := removed(name, OPTIONS):
+            if text := removed(name, REMOVED_OPTIONS):
                 raise OptionError(text)
         if unknown:
             known_names = ", ".join(sorted(known))
@@ -104,7 +103,7 @@ def check_config(config: Path) -> None:
     try:
         applications = yaml.safe_load(config.read_text(encoding="utf-8"))["applications"]
         ours = [one for one in applications if one["import_path"] == IMPORT_PATH]
-        others = [removed(one["import_path"], OPTIONS) for one in applications]
+        others = [removed(one["import_path"], REMOVED_OPTIONS) for one in applications]
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         raise OptionError(f"{config} can't be read as a Serve YAML: {error!r}.") from error
     if not ours:

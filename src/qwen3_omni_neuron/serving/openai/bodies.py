@@ -15,8 +15,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from qwen3_omni_neuron.errors import did_you_mean
-from qwen3_omni_neuron.removed import FIELDS, removed
+from qwen3_omni_neuron.errors import REMOVED_FIELDS, did_you_mean, removed
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.service import Service
 
@@ -152,7 +151,7 @@ def _names(kind: type[BaseModel] | None) -> frozenset[str]:
 
 def _hint(name: str, known: Iterable[str]) -> str:
     """Return what a client may use instead of an unknown field, after a space, or ""."""
-    gone = removed(name, FIELDS)
+    gone = removed(name, REMOVED_FIELDS)
     return f" {gone}" if gone else did_you_mean(name, {*known} - {name})
 
 

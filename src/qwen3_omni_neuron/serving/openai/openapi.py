@@ -5,10 +5,9 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel
 
-from qwen3_omni_neuron.errors import did_you_mean
+from qwen3_omni_neuron.errors import REMOVED_PATHS, did_you_mean, removed
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.fields import fields_of
-from qwen3_omni_neuron.removed import PATHS, removed
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {
@@ -156,8 +155,8 @@ _WITHOUT_VERSION = ("/chat", "/responses", "/completions", "/audio", "/models", 
 
 def advice_for(path: str) -> str:
     """Return what a client of an unknown path can do."""
-    if path in PATHS:
-        return f"{removed(path, PATHS)} {_SERVED}"
+    if path in REMOVED_PATHS:
+        return f"{removed(path, REMOVED_PATHS)} {_SERVED}"
     if _begins(path, *_WITHOUT_VERSION):
         return "The base URL of an OpenAI client ends with /v1 here."
     found = [advice for known, advice in ADVICE.items() if _begins(path, known)]
