@@ -246,7 +246,7 @@ def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
 def test_a_death_and_a_drain_under_load_lose_no_request(
     fleet: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same for minutes: test/hostile/fleet_soak.py.
+    """Three replicas, one killed and one drained.
 
     One client goes on from the beginning to the end. The others rest while a replica starts, which
     takes several times as long beside them.

@@ -4,9 +4,8 @@
 
 It serves the checkpoint that ships. Clients draw what they do next: chat, listen to speech or to a
 streamed answer, dictate, leave in the middle or before their request is complete, send what must be
-refused; --realtime so many more talk over /v1/realtime, interrupt and vanish; --hostile so many
-send bombs, texts of megabytes, deep JSON, and keep connections half open. Each has an address of
-its own. What clients of a server may not see is counted as wrong, and 100 spoken answers are judged
+refused; --realtime so many more talk over /v1/realtime, interrupt and vanish. Each has an address
+of its own. What clients of a server may not see is counted as wrong, and 100 spoken answers are judged
 by the ear.
 
 Every few minutes all of them pause: a row is such an idle point, with the memory, threads and open
@@ -92,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=positive, default=12)
     parser.add_argument("--realtime", type=natural, default=4, help="clients that talk; default: 4")
-    parser.add_argument("--hostile", type=natural, default=2, help="hostile clients; default: 2")
     parser.add_argument("--kill-every-minutes", type=float, help="kill a stage; default: never")
     parser.add_argument(
         "--idle-every-minutes", type=float, default=1.5, help="between idle points; default: 1.5"
@@ -105,7 +103,7 @@ def measure(options: argparse.Namespace) -> Figures:
     if options.kill_every_minutes:
         options.placement = "split"
     gate, log = Gate(), Counter[str]()
-    clients = Clients(gate, options.realtime, options.clients, options.hostile)
+    clients = Clients(gate, options.realtime, options.clients)
     minutes, runs = float(options.minutes), list[Run]()
     try:
         while minutes > 0:

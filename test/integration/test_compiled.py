@@ -5,10 +5,7 @@ import os
 import re
 import runpy
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, SAME
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.cpu import precision
@@ -273,28 +269,6 @@ def test_a_file_of_the_right_size_with_other_tensors_is_named(
         load_compiled_models(copy, config, "int8", ("thinker",), packed=True)
 
 
-def test_int4_blocks_of_another_format_are_refused(
-    checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, tmp_path: Path
-) -> None:
-    """With scales of another type or number; their bytes follow from the shape."""
-    file = Path("thinker", "weights.safetensors")
-    tensors = load_file(tree_of("int4") / file)
-    name = "thinker.decoder.layers.0.attention.qkv.weight"
-    assert (tensors[name].dtype, tensors[name].shape[-1]) == (torch.uint8, 16 * 32 + 2 * 32)
-    more = torch.zeros(*tensors[name].shape[:-1], 2 * 32, dtype=torch.uint8)
-    (tmp_path / file).parent.mkdir()
-    for wrong in (
-        torch.cat([tensors[name], more], -1),
-        tensors[name][..., :-1].contiguous(),
-        tensors[name][..., :1, :].contiguous(),
-        tensors[name].view(torch.int8),
-    ):
-        save_file({**tensors, name: wrong}, tmp_path / file)
-        for packed in (True, False):
-            with pytest.raises(ArtifactError, match=rf"{name} in .* torch.uint8 .* was expected"):
-                load_compiled_models(tmp_path, config, "int4", ("thinker",), packed, compact=True)
-
-
 # Memory: compile the largest model, and watch.
 PEAK_SCRIPT = """
 import sys
@@ -344,37 +318,6 @@ def test_compile_prints_a_table_and_goes_on(
     assert [row[2] == "kept" for row in rows[1:]] == [model != "vision" for model in MODELS]
     assert "vision: to be compiled, missing" in printed.err
     assert re.search(r"(\d\S*B) of \1 after", printed.err), "a line at the end of each bar"
-
-
-@pytest.mark.usefixtures("warm_commands")
-def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, copy: Path) -> None:
-    for model in ("vision", "audio", "code2wav"):
-        shutil.rmtree(copy / model)
-    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
-    code = (
-        # Tests that were started in the background inherit that SIGINT is ignored.
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from qwen3_omni_neuron.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
-    )
-    while not (copy / "vision").exists():
-        assert process.poll() is None, "it ended before it was interrupted"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "interrupted" in said
-    assert "Traceback" not in said
-    there = {path.name for path in copy.iterdir()}
-    assert {"thinker", "vision", ".lock"} <= there <= {*MODELS, ".lock"}
-    with compiled_here():
-        assert cli.main(words) == 0
-    ours, theirs = read_manifest(copy), read_manifest(tree)
-    assert {name: r.files for name, r in ours.models.items()} == {
-        name: r.files for name, r in theirs.models.items()
-    }
 
 
 def test_a_dry_run_judges_both_instances_and_writes_nothing(

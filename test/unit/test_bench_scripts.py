@@ -71,7 +71,7 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
 
 
 SCRIPTS = [f"bench.{file.stem}" for file in sorted(Path(bench.__path__[0]).glob("*.py"))]
-SCRIPTS += [f"test.hostile.{name}" for name in ("attack", "fleet_soak", "serve_soak")]
+SCRIPTS += [f"test.hostile.{name}" for name in ("attack", "serve_soak")]
 SCRIPTS += ["testing.hlo_table"]
 PAGES = (str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "benchmarks").glob("*.md"))
 DOCUMENTS = sorted(["BENCHMARK.md", "README.md", "Makefile", *PAGES])

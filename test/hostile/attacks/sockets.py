@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from test.hostile.attacks.kinds import Kind
 from test.hostile.attacks.outcomes import ANSWERED, CUT, REFUSED, Outcome, check
-from test.hostile.attacks.over_http import chat, raw, user
+from test.hostile.attacks.over_http import chat, user
 from test.hostile.attacks.over_socket import (
     closed,
     frame,
@@ -144,24 +144,6 @@ def _sessions(target: Target) -> float:
     return target.counters().get("qwen3_omni_realtime_sessions", 0.0)
 
 
-def deleted_replies(target: Target) -> list[Outcome]:
-    """Delete a reply's message whenever an event names it; response.done must come all the same."""
-    found = []
-    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "five"}]}
-    with session(target) as made:
-        for _ in range(5):
-            send(made, "conversation.item.create", item=item)
-            sent = send(made, "response.create")
-            kinds = ("response.output_item.added", "conversation.item.done", "response.done")
-            while (event := until(made, *kinds, "error"))["type"] != "response.done":
-                one = event.get("item", {})
-                if one.get("role") == "assistant":
-                    send(made, "conversation.item.delete", item_id=one["id"])
-            failed = event["response"]["status"] == "failed"
-            found.append(Outcome(REFUSED if failed else ANSWERED, sent_bytes=sent))
-    return found
-
-
 def retrieved(target: Target) -> list[Outcome]:
     """Have 18 MB of sound sent back five times, and read it."""
     found = []
@@ -171,19 +153,6 @@ def retrieved(target: Target) -> list[Outcome]:
             sent = send(made, "conversation.item.retrieve", item_id=item_id)
             found.append(outcome_of(made, sent, "conversation.item.retrieved"))
     return found
-
-
-def wrong_paths(target: Target) -> list[Outcome]:
-    """Open sockets at other paths, and without a key."""
-    head = "GET {} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    head += "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n{}\r\n"
-    key = f"authorization: Bearer {target.key}\r\n"
-    cases = {
-        "no such path": ("/v1/nothing", key),
-        "chat": ("/v1/chat/completions", key),
-        "no key": ("/v1/realtime", ""),
-    }
-    return [raw(target, head.format(*how).encode(), k, 10) for k, how in cases.items()]
 
 
 def many_sockets(target: Target) -> list[Outcome]:
@@ -221,9 +190,7 @@ KINDS = (
     ),
     Kind("socket-pings", "100,000 pings, unread", pings, ANY),
     Kind("socket-tiny-events", "20,000 events of a few bytes", tiny_events, ANY),
-    Kind("socket-paths", "sockets at other paths, without a key", wrong_paths, NO_OR_CUT),
     Kind("socket-many", "100 sessions of one key", many_sockets, EITHER),
-    Kind("realtime-deleted", "replies that are deleted while made", deleted_replies, EITHER),
     Kind("realtime-retrieve", "18 MB of sound sent back five times", retrieved, EITHER),
     Kind("realtime-unread", "the same a hundred times, unread", unread_events, ANY, PROXIED),
 )

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events.encoding import samples_of_pcm16
 from test.hostile.soak.gate import Gate
-from test.hostile.soak.hostile import HOSTILE, REPLY_S, is_answer
 from testing.fleet_load import QUESTIONS
 from testing.http_client import JSON, HttpClient, ask, form
 from testing.raw_http import CHAT, connected, head_of
@@ -37,6 +36,7 @@ BAD: list[dict[str, Any]] = [
     {"temperature": 9},
 ]
 RATE = 16000
+REPLY_S = 120.0
 HEARD, HEARD_SHARE = 100, 0.05  # most answers whose sound is judged, and their share of all
 SPEECH = "/v1/audio/speech"
 TALKS = ("asks", "interrupts", "vanishes")
@@ -52,7 +52,7 @@ class Clients:
     heard: some spoken answers, and what they should say. Lists' appends are atomic.
     """
 
-    def __init__(self, gate: Gate, talkers: int, callers: int, hostile: int):
+    def __init__(self, gate: Gate, talkers: int, callers: int):
         self.heard: list[tuple[str, Sound]] = []
         self._gate = gate
         # What each client draws actions from, and the right outcome.
@@ -69,7 +69,7 @@ class Clients:
             (f"realtime {kind}", partial(self._talk, kind), "done") for kind in TALKS
         ]
         self._clips: list[tuple[str, str, bytes]] = []
-        kinds = ["talks"] * talkers + ["calls"] * callers + ["hostile"] * hostile
+        kinds = ["talks"] * talkers + ["calls"] * callers
         self._threads = [
             threading.Thread(target=self._run, args=(kind, number))
             for number, kind in enumerate(kinds)
@@ -93,16 +93,9 @@ class Clients:
     def _run(self, kind: str, number: int) -> None:
         draw, source = random.Random(number), f"127.0.1.{1 + number % 250}"
         goes_on = True
-        do: Action
-        right: Callable[[str], bool]
         while goes_on:
-            if kind == "hostile":
-                (do,) = draw.choices(list(HOSTILE), list(HOSTILE.values()))
-                name, right = f"hostile {do.__name__}", is_answer
-            else:
-                name, do, wanted = draw.choice(self._talks if kind == "talks" else self._calls)
-                right = wanted.__eq__
-            goes_on = self._gate.visit(name, bound(do, source, draw), right)
+            name, do, wanted = draw.choice(self._talks if kind == "talks" else self._calls)
+            goes_on = self._gate.visit(name, bound(do, source, draw), wanted.__eq__)
 
     # Over HTTP
 
