@@ -5,8 +5,8 @@
 It serves the checkpoint that ships. Clients draw what they do next: chat, listen to speech or to a
 streamed answer, dictate, leave in the middle or before their request is complete, send what must be
 refused; --realtime so many more talk over /v1/realtime, interrupt and vanish. Each has an address
-of its own. What clients of a server may not see is counted as wrong, and 100 spoken answers are judged
-by the ear.
+of its own. What clients of a server may not see is counted as wrong, and 100 spoken answers are
+judged by the ear.
 
 Every few minutes all of them pause: a row is such an idle point, with the memory, threads and open
 files of the server and its processes, and what clients got until then. With --kill-every-minutes

@@ -88,12 +88,6 @@ def ours(document: str) -> list[tuple[list[str], Block]]:
     return [(words[1:], block) for words, block in found if words[0] == "qwen3-omni-neuron"]
 
 
-def test_the_documents_are_there() -> None:
-    assert {"README.md", "CONTRIBUTING.md", "examples/README.md", "BENCHMARK.md"} < {*DOCUMENTS}
-    names = ("options", "sessions", "serving", "trn2", "how-it-works", "proof")
-    assert {f"docs/{name}.md" for name in names} < {*DOCUMENTS}
-
-
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_python_runs(document: str, tmp_path: Path) -> None:
@@ -229,11 +223,6 @@ def test_the_notebook_runs_and_is_kept_without_its_outputs(
     for line in ("audio=float32 [", "ttft_s=", "text: three\nspeech: ", "assistant three\n"):
         assert line in printed
     assert printed.endswith("user (speech)\nassistant eight\n")
-
-
-def test_every_verb_is_shown_somewhere() -> None:
-    shown = {words[0] for document in DOCUMENTS for words, _ in ours(document)}
-    assert shown == index().verbs
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

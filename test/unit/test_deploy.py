@@ -17,17 +17,10 @@ from typing import Any
 import pytest
 import yaml
 from fastapi.routing import APIRoute
-from packaging.specifiers import SpecifierSet
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
-from qwen3_omni_neuron.neuron.versions import (
-    NEURON_SDK,
-    TORCHNEURON_SDK,
-    supported_neuron,
-    supported_torchneuron,
-)
 from qwen3_omni_neuron.serving import page
 from qwen3_omni_neuron.serving.endpoints.status import router
 from qwen3_omni_neuron.serving.fleet.settings import (
@@ -126,19 +119,6 @@ def test_a_pod_may_drain_before_it_is_killed(path: Path) -> None:
     assert spec["terminationGracePeriodSeconds"] >= int(seconds) + drain_s + 10
 
 
-def test_a_pod_on_trn2_asks_for_the_cores_of_its_node() -> None:
-    path = DEPLOY / "kubernetes" / "trn2.yaml"
-    serve, spec = container(path), pod_spec(path)
-    flags = parsed([*serve["command"], *serve["args"]])
-    node = spec["nodeSelector"]["node.kubernetes.io/instance-type"]
-    assert flags.instance == node
-    assert serve["resources"]["limits"]["aws.amazon.com/neuroncore"] == PHYSICAL_CORES[node] // 2
-    startup = serve["startupProbe"]
-    load_s = startup["periodSeconds"] * startup["failureThreshold"]
-    assert load_s >= 3600
-    assert of_kind(path, "Deployment")["spec"]["progressDeadlineSeconds"] > load_s
-
-
 def test_the_fleet_asks_for_cores_that_its_nodes_have() -> None:
     service = of_kind(DEPLOY / "kubernetes" / "rayservice.yaml", "RayService")["spec"]
     serve = yaml.safe_load(service["serveConfigV2"])
@@ -190,25 +170,6 @@ def test_an_image_installs_extras_and_files_that_exist(image: Path) -> None:
             for source in words.split()[:-1]:
                 assert (ROOT / source).exists()
                 assert f"!{source.split('/')[0]}" in ignored
-
-
-def test_pythons_and_sdks_of_the_images_are_ours() -> None:
-    cpu, neuron = IMAGES
-    wanted = re.search(r'^requires-python = "(.*)"', PYPROJECT, re.MULTILINE)
-    assert wanted
-    assert arguments_of(cpu)["PYTHON"] in SpecifierSet(wanted[1])
-    bases = [words for name, words in instructions(neuron) if name == "FROM"]
-    assert len(bases) == 3  # one of two
-    lines = {NEURON_SDK: supported_neuron(), TORCHNEURON_SDK: supported_torchneuron()}
-    for base in bases[:2]:
-        found = re.fullmatch(r"\S+-py3(\d+)-sdk(\d+\.\d+)\.\d+-\S+ AS sdk-(.*)", base)
-        assert found
-        assert found[2] == found[3]
-        pythons = lines.pop(found[3])["python"]
-        assert pythons is not None
-        assert f"3.{found[1]}" in pythons.split(", ")
-    assert not lines
-    assert arguments_of(neuron)["SDK"] == TORCHNEURON_SDK
 
 
 def test_the_unit_starts_again_what_a_new_start_can_mend() -> None:

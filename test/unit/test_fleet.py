@@ -137,11 +137,6 @@ def test_cores_that_do_not_fit_are_refused(
         stage_cores(list(given), wanted, placement, dict(zip(STAGES, needed, strict=True)))
 
 
-def test_a_replica_without_cores_or_without_a_tree_has_none() -> None:
-    assert stage_cores([], 0, "shared", dict.fromkeys(STAGES, 8)) is None
-    assert stage_cores([1, 2], 2, "shared", {}) is None
-
-
 def test_a_tree_says_how_many_cores_its_stages_need(tmp_path: Path) -> None:
     for tp, needed in (
         (8, (8, 8, 8)),
@@ -272,23 +267,6 @@ def test_a_stage_says_how_long_its_call_has_taken(checkpoint: Path) -> None:
         assert longest_call_s(omni) == 0
 
 
-def test_a_reply_that_waits_for_its_reader_is_in_no_call(omni: Qwen3Omni) -> None:
-    endless: Any = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000}
-
-    def at_rest() -> bool:
-        before = calls()
-        time.sleep(0.3)
-        return calls() == before and longest_call_s(omni) == 0
-
-    def calls() -> int:
-        return sum(stage.calls for stage in omni.status().stages.values())
-
-    with omni.stream([{"role": "user", "content": "Hello"}], **endless) as stream:
-        next(stream)
-        wait_until(at_rest, 30)
-        assert omni.status().running == 1
-
-
 def test_a_model_that_died_needs_a_new_start() -> None:
     model = served(Stalling())
     model.noticed(EngineDiedError("the talker's process ended."))
@@ -305,13 +283,3 @@ def test_sessions_have_as_long_as_the_first_call_said() -> None:
     model.drain(1000)
     assert model.sessions_end_in_s is not None and 90 < model.sessions_end_in_s < 100
     assert model.state == "draining"
-
-
-def test_sessions_may_go_on_where_a_drain_was_none() -> None:
-    model = served(Stalling())
-    model.end_sessions(100)
-    model.keep_sessions()
-    assert model.sessions_end_in_s is None
-    model.drain(100)
-    model.keep_sessions()
-    assert model.sessions_end_in_s is not None  # the process ends all the same

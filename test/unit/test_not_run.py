@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from testing.imports import ROOT
 from testing.names import index
 from testing.not_run import COMMANDS, HARMLESS, summary
@@ -54,8 +52,3 @@ def test_the_run_ends_with_it(tmp_path: Path) -> None:
         "4 left out: shown by others, too, or for a release. To run: make test-all" in done.stdout
     )
     assert "2 passed, 1 skipped" in done.stdout
-
-
-@pytest.mark.parametrize("reason", [HLO, "no neuronx_distributed here: set NXDI_SOURCES"])
-def test_the_proofs_for_neuron_have_commands(reason: str) -> None:
-    assert "make test-" in summary([reason])[0]

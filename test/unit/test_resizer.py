@@ -137,13 +137,6 @@ def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     assert np.prod(small.grid(1, 1)) * PATCH**2 == 1024
 
 
-def test_one_limit_moves_the_other_out_of_its_way(resizer: Resizer) -> None:
-    assert resizer.grid(50, 50, max_pixels=1024) == (1, 2, 2)
-    assert resizer.grid(200, 200, 2, max_pixels=50_000) == (1, 12, 12)
-    enlarged = resizer.grid(50, 50, 2, min_pixels=1_000_000)
-    assert np.prod(enlarged) > 1_000_000 / 256
-
-
 def laid_out(frames: np.ndarray, resizer: Resizer) -> np.ndarray:
     """Lay out resized, normalised frames [n, 3, H, W], one number at a time."""
     n, channels, height, width = frames.shape
@@ -193,18 +186,6 @@ def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
         part = made.part(first, stop)
         assert part.grid == (min(stop, 3) - first, 4, 6)
         assert torch.equal(part.patches(), patches[first:stop])
-
-
-def test_frames_that_need_no_change_are_kept_without_a_copy(resizer: Resizer) -> None:
-    frames = noise(4, 64, 96, 3)
-    assert resizer.video(frames, min_pixels=1024).pixels is frames
-    assert resizer.video(frames[:3], min_pixels=1024).pixels.shape == frames.shape
-
-
-def test_frames_have_limits_of_their_own(resizer: Resizer) -> None:
-    # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
-    assert resizer.grid(10, 10, 2) == (1, 24, 24)
-    assert resizer.grid(4000, 4000, 2) == (1, 54, 54)
 
 
 def test_what_is_too_long_for_the_encoder_is_refused(resizer: Resizer) -> None:

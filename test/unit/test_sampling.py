@@ -212,25 +212,11 @@ def test_the_ends_of_the_unit_interval_sample_the_first_and_the_last_kept(
     assert sample([sampler], [logits]) == [int(likeliest_first[:held][rank])]
 
 
-def test_without_top_p_the_least_likely_can_be_sampled(sample: SampleIds) -> None:
-    """Also where the likelier ones add up to 1, as far as float32 can tell."""
-    logits = torch.full((1, VOCAB), -20.0)
-    logits[0, 7] = 0.0
-    sampler = Sampler(SamplingParams(True, 1.0, 0, 1.0), VOCAB, Always(1 - 2**-24))
-    assert sample([sampler], [logits]) != [7]
-
-
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression(sample: SampleIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
     assert [sample([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
-
-
-def test_token_0_is_a_token_like_any_other(sample: SampleIds) -> None:
-    logits = torch.tensor([[9.0, 1.0]])
-    sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
-    assert [sample([sampler], [logits])[0] for _ in range(2)] == [0, 1]
 
 
 def test_sequences_sampled_together_get_the_ids_that_each_gets_alone(sample: SampleIds) -> None:
