@@ -150,7 +150,7 @@ def test_a_call_renews_the_state_that_it_is_given(
         named = {s.name: to_device_type(x) for s, x in zip(graph.inputs, given, strict=True)}
         with torch.no_grad():
             expected = graph.module(share.owner)(*given, *before[number])
-        outputs = compiled(named, states[number], lambda: None)
+        outputs = compiled(named, states[number])
         before[number] = expected[len(graph.outputs) :]
         torch.testing.assert_close(outputs, expected[: len(graph.outputs)], atol=2e-5, rtol=0)
         for ours, theirs in zip(states, before, strict=True):
