@@ -79,7 +79,7 @@ PYTEST := python -m $(TESTER) --numprocesses $(PROCESSES) --dist loadfile --no-l
 # Tests of model/, engines/, runtime/, options, session and prompt/, the longest first.
 CORE := $(addprefix test/unit/test_,$(addsuffix .py,pipeline policy options pipeline_ends tokenizer row_keys \
     session truncation stop_strings sampling session_speech prompt_builder positions prefill_ahead \
-    async_stream config text token_buffer playback public_names sizes)) \
+    async_stream config text playback public_names sizes)) \
     test/unit/test_code2wav_streaming.py::test_stream_equals_one_full_decode_for_every_split
 # Before the name of a command: $(VENV) where it is there, else what PATH has.
 TOOLS := $(if $(wildcard $(VENV)/bin/ruff),$(VENV)/bin/)

@@ -21,7 +21,7 @@ import numpy as np
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from testing.imports import PACKAGE, ROOT
 
-MOST = {"a spoken question": 57, "a streamed chat": 84, "a realtime turn": 94}
+MOST = {"a spoken question": 45, "a streamed chat": 66, "a realtime turn": 76}
 """Largest number of files that each request may enter."""
 SOUND = ROOT / "examples" / "sum.wav"
 DETECTED = {
