@@ -76,7 +76,7 @@ int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_
                   int64_t bytes, int widen);
 
 /* Pack `count` dense bfloat16 matrices [out, into], with all threads of the pool, as COMPACT:
- * binding.pack_compact_in_c. Returns UNSUITED where a block has too many exceptions. into: a multiple
+ * cpu.native.binding.pack_compact_in_c. Returns UNSUITED where a block has too many exceptions. into: a multiple
  * of 4. */
 int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into);
 
