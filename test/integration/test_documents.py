@@ -45,7 +45,7 @@ REQUIREMENTS = ROOT / "requirements"
 PINNED = re.compile(r'^"?([\w@/.-]+)(?:\[\w+\])?==([\d.]+)$|"([\w@/-]+)": "([\d.]+)"', re.MULTILINE)
 BESIDE = ("zod", "ws", "@langchain/core")
 # Programs of others, which are not run here.
-FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod", "evalscope"}
+FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod", "evalscope", "aws", "hf"}
 SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
 
 
@@ -236,6 +236,8 @@ def test_other_commands_exist(document: str) -> None:
             )
         elif plain[:2] == ["python", "-m"]:
             assert plain[2] == "pip" or index().has_dotted(plain[2]), words
+        elif plain[:2] == ["python", "-c"]:
+            compile(plain[2], document, "exec")
         elif Path(plain[0]).name == "pytest":
             assert (ROOT / plain[1]).exists(), words
         else:

@@ -103,7 +103,7 @@ BAD_MEDIA: list[tuple[dict[str, Any], int, str]] = [
     (part_of("video", b"<!DOCTYPE html><p>Sign in.", "video/mp4"), 400, "invalid_media_type"),
     (part_of("image", b"GIF89a", "image/gif"), 400, "invalid_media"),
     (part_of("image", png_of(1000, 1000), "image/png"), 400, "media_too_large"),
-    (part_of("image", png_of(60_000, 60_000), "image/png"), 400, "media_too_large"),
+    (part_of("image", png_of(60_000, 60_000), "image/png"), 400, "context_length_exceeded"),
     (part_of("image", png_of(10, 10), "image/png"), 400, "invalid_media"),
     (part_of("image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "image/eps"), 400, ""),
     (part_of("image", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), 400, ""),
