@@ -48,15 +48,20 @@ def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spec(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    tree = tmp_path_factory.mktemp("int8") / "tree"
-    return compile_for_stand_in(leaner, tree, exact(), dtype="int8")
+def experts(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The checkpoint with experts that int8 keeps as they are, and the same in float32."""
+    return write_int8_experts(leaner, tmp_path_factory.mktemp("experts"))
 
 
 @pytest.fixture(scope="module")
-def widened(leaner: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint with the weights that the int8 experts stand for, in float32."""
-    return write_int8_experts(leaner, tmp_path_factory.mktemp("widened"))[1]
+def spec(experts: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    tree = tmp_path_factory.mktemp("int8") / "tree"
+    return compile_for_stand_in(experts[0], tree, exact(), dtype="int8")
+
+
+@pytest.fixture(scope="module")
+def widened(experts: tuple[Path, Path]) -> Path:
+    return experts[1]
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +71,16 @@ def reference(widened: Path) -> Reference:
 
 @pytest.fixture(scope="module", params=[False, again(True)])
 def ours(
-    request: pytest.FixtureRequest, leaner: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    experts: tuple[Path, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Qwen3Omni]:
     """Captured or not: test_torchneuron_graphs.py captures them, too."""
     if request.param:
         spec = request.getfixturevalue("spec")
     else:
         folder = tmp_path_factory.mktemp("int8 weights")
-        spec = weights_for_stand_in(leaner, folder, exact(), dtype="int8")
+        spec = weights_for_stand_in(experts[0], folder, exact(), dtype="int8")
     engines = build_engines(spec, runtime=StandIn(captures=request.param))
     with omni_over(Engines.of(engines), spec) as omni:
         yield omni

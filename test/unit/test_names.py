@@ -47,7 +47,6 @@ ELSEWHERE = {
     "--stop-timeout": "an option of docker",
     "flush_interval": "an option of Caddy",
     ".trans.txt": "how LibriSpeech's transcript files end",
-    "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",

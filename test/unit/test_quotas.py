@@ -105,5 +105,5 @@ def test_an_owners_share_is_half_where_there_can_be_several_owners(
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
 def test_an_owners_share_outside_of_0_to_1_is_refused(share: float) -> None:
-    with pytest.raises(OptionError, match="owner_share is above 0 and at most 1"):
+    with pytest.raises(OptionError, match="owner_share must be a number above 0 and at most 1"):
         ServerSettings(owner_share=share)
