@@ -175,33 +175,6 @@ def test_clips_that_wait_to_be_transcribed_count(
     nothing_is_held(server)
 
 
-def test_transcripts_in_realtime_count_towards_the_rate(omni: Qwen3Omni) -> None:
-    sound = {"input": {**PUSH_TO_TALK["input"], "transcription": {}}}
-    with serving(omni, requests_per_minute=3) as server:
-        server.service.rates._now = lambda: 0.0  # nothing comes back while the test runs
-        server.service.rates._buckets.clear()
-        ends = transcripts_of(server, sound)
-    kinds = [event.type.rsplit(".", 1)[1] for event in ends]
-    assert kinds == ["completed", "completed", "failed", "failed"]
-    assert ends[-1].error.code == "rate_limit_exceeded"
-
-
-def transcripts_of(server: Server, sound: Any) -> list[Any]:
-    """Say four turns one after the other. Returns how the transcript of each ended."""
-    with calling(server) as caller:
-        caller.update(audio=sound, **SHORT)  # the session is the first request
-        ends: list[Any] = []
-        for _ in range(4):
-            say_and_commit(caller)
-            while True:
-                event = caller.next()
-                assert event.type != "error", event
-                if event.type.endswith(("transcription.completed", "transcription.failed")):
-                    ends.append(event)
-                    break
-    return ends
-
-
 def test_a_message_counts_until_the_next_one_is_read(omni: Qwen3Omni) -> None:
     with serving(omni, max_held_bytes=3 << 20) as server:
         with opened(url_of(server)) as sock:

@@ -1,9 +1,6 @@
 """Long texts and complex JSON: refused soon, and nothing long on the event loop's thread."""
 
-import base64
 import json
-import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,13 +9,10 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.serving import logs
-from qwen3_omni_neuron.serving.endpoints import speech
-from qwen3_omni_neuron.serving.realtime import events
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_client import JSON, ask
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import serving, url_of
 from testing.realtime import Caller, calling
 
 MODEL = "qwen3-omni"
@@ -94,22 +88,6 @@ def test_text_that_fits_nothing_is_refused_while_others_are_answered(
     assert max(tokenised, default=0) < 100
 
 
-def test_the_log_has_no_text_that_nothing_answers(
-    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It may be of any length, and is written by the event loop's thread."""
-    caplog.set_level(logging.INFO)
-    with serving(omni, log_content=True) as server:
-        logs.logger.setLevel(logging.INFO)
-        for content in (HUGE, "Hello"):
-            post(server, chat(content))
-        found = lambda: [r for r in caplog.records if r.getMessage() == "request"]  # noqa: E731
-        wait_until(lambda: len(found()) == 2)
-    refused, answered = map(vars, found())
-    assert refused["error"] == "context_length_exceeded" and "question" not in refused
-    assert answered["question"] == [{"role": "user", "content": "Hello"}]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -154,25 +132,6 @@ def test_text_that_fills_the_context_is_answered(
     assert said["error"]["code"] == "context_length_exceeded"
 
 
-def test_only_a_short_text_to_be_spoken_is_cut_on_the_event_loops_thread(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-    start = speech._start
-
-    def watched(*given: Any) -> Any:
-        threads.append(threading.current_thread().name.split("_")[0])
-        return start(*given)
-
-    monkeypatch.setattr(speech, "_start", watched)
-    limit = {"talker_max_new_tokens": 2, "response_format": "wav"}
-    for text in ("Hi.", "Yes, no. " * 400):
-        body = {"model": MODEL, "voice": "Ethan", "input": text, **limit}
-        answer = ask(f"{url_of(server)}/v1/audio/speech", body)
-        assert (answer.status, answer.body[:4]) == (200, b"RIFF")
-    assert threads == ["server", "serving"]
-
-
 def refused(caller: Caller, kind: str, **fields: Any) -> Any:
     caller.send(kind, **fields)
     return caller.until("error")[-1].error
@@ -203,37 +162,3 @@ def test_text_that_fits_nothing_is_refused_in_a_session_that_goes_on(
         assert (session.instructions, session.tools) == ("Be brief.", [])
         caller.write("Hello")
         caller.answer()
-
-
-def test_large_events_are_read_and_written_in_the_sessions_thread(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[str, int, str]] = []
-    write, read = events.server_event, events.parse_event
-
-    def written(kind: str, **fields: Any) -> str:
-        text = write(kind, **fields)
-        made.append((kind, len(text), threading.current_thread().name.split("_")[0]))
-        return text
-
-    def parsed(text: str) -> Any:
-        made.append(("read", len(text), threading.current_thread().name.split("_")[0]))
-        return read(text)
-
-    monkeypatch.setattr(events, "server_event", written)
-    monkeypatch.setattr(events, "parse_event", parsed)
-    sound = base64.b64encode(bytes(4_000_000)).decode()
-    instructions = "a" + " " * 500_000  # which are measured as what is left of them without blanks
-    with calling(server) as caller:
-        caller.send("conversation.item.create", item=item({"type": "input_audio", "audio": sound}))
-        created = caller.until("conversation.item.done")[-1].item
-        caller.send("conversation.item.retrieve", item_id=created.id)
-        kept = caller.until("conversation.item.retrieved")[-1].item
-        assert len(kept.content[0].audio) > 5_000_000
-        assert caller.update(instructions=instructions).instructions == instructions
-    large = {kind: thread for kind, length, thread in made if length > 400_000}
-    names = {"read", "conversation.item.retrieved", "session.updated"}
-    assert large == dict.fromkeys(names, "realtime")
-    small = {kind: thread for kind, length, thread in made if length < 4_000}
-    assert {"read", "session.created", "conversation.item.done"} <= small.keys()
-    assert set(small.values()) == {"server"}

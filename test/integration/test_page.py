@@ -6,11 +6,9 @@ What its loudspeaker gets is judged by train/judge.py, as in test_speaking.
 import base64
 import io
 import random
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from qwen3_omni_neuron.serving.server import Server
 from testing.browser import (
     CAPTURED,
     CHROMIUM,
-    SOUNDS,
     Visitor,
     chromium,
     visiting,
@@ -34,7 +31,6 @@ from testing.browser import (
 )
 from testing.http_client import ask
 from testing.http_server import serving, url_of
-from testing.imports import PACKAGE
 from testing.media_cases import noise_image
 from testing.scripted_model import ScriptedModel
 from train.judge import Judge, RecognisedWord
@@ -86,17 +82,6 @@ def texts(visitor: Visitor, side: str) -> list[str]:
 
 
 # What is served.
-
-
-def test_every_file_is_served_and_packaged() -> None:
-    """None of them is missing from the server or the wheel."""
-    there = {file.name for file in (PACKAGE / "serving" / "page").iterdir() if file.is_file()}
-    assert there - {"__init__.py"} == set(FILES.values())
-    project = (PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    listed = re.search(r"package-data\]\nqwen3_omni_neuron = \[(.*)\]$", project, re.MULTILINE)
-    patterns = re.findall(r'"(.*?)"', listed[1]) if listed else []
-    for name in FILES.values():
-        assert any(fnmatch(f"serving/page/{name}", pattern) for pattern in patterns)
 
 
 def test_the_page_is_open_and_strict() -> None:
@@ -431,36 +416,6 @@ def test_a_microphone_that_comes_too_late_or_goes(visitor: Visitor) -> None:
     assert states == ["ended", "ended", "live"]
 
 
-def test_an_answer_that_is_interrupted_before_it_begins(visitor: Visitor) -> None:
-    """The button is held again right after it was released: nothing of the answer sounds."""
-    page = visitor.page
-    page.check("[value=push]", force=True)
-    page.click("#talk")
-    page.get_by_text("Hold to talk").wait_for()
-    page.evaluate(
-        """() => {
-          window.key = (kind) =>
-            document.querySelector("#talk").dispatchEvent(new KeyboardEvent(kind, { key: " " }));
-          let first = true;
-          window.onSent = ({ type }) => {
-            if (type === "response.create" && first) { first = false; key("keydown"); }
-          };
-          key("keydown");
-        }"""
-    )
-    visitor.say(SUM[: SUM_RATE // 2], SUM_RATE)
-    page.evaluate("() => said")
-    page.evaluate("key('keyup')")
-    visitor.until("received.some(({ type }) => type === 'response.done')")
-    assert visitor.sent("response.cancel") and page.evaluate(SOUNDS) == 0
-    assert "interrupted" in page.text_content(".answer .figures")
-    visitor.say_to_the_end(SUM, SUM_RATE)
-    page.evaluate("key('keyup')")
-    visitor.answered(2)
-    assert texts(visitor, "answer")[1] == "eight"
-    assert page.is_hidden("#problem")
-
-
 def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Visitor) -> None:
     """Another one is opened meanwhile, for a new conversation."""
     page = visitor.page
@@ -507,67 +462,6 @@ def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Om
         page.keyboard.press("Enter")
         page.locator("#status", has_text="Not connected").wait_for()
         assert page.input_value("#text") == "say blue"
-
-
-def test_a_silent_server_is_not_waited_for(browser: Any, server: Server) -> None:
-    """A connection that says nothing ends after a time, and End ends the tries without a word."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.clock.install()
-        page.add_init_script(
-            """(() => {
-              window.sockets = [];
-              const Plain = WebSocket;
-              window.WebSocket = class extends Plain {
-                constructor(...given) {
-                  super(...given);
-                  sockets.push(this);
-                }
-                addEventListener(kind, action) {
-                  if (kind !== "message") return super.addEventListener(kind, action);
-                  super.addEventListener(kind, (event) => window.silent || action(event));
-                }
-              };
-            })()"""
-        )
-        visitor = Visitor(page, url_of(server))
-        visitor.open()
-
-        def after_a_time(condition: str) -> None:
-            for _ in range(200):
-                if page.evaluate(f"() => Boolean({condition})"):
-                    return
-                page.clock.fast_forward(1000)
-                page.wait_for_timeout(50)
-            raise AssertionError(f"it did not come to hold: {condition}")
-
-        problem = "document.querySelector('#problem').textContent"
-        late = "The server did not answer within 10 s."
-        page.evaluate("window.silent = true")
-        page.fill("#text", "say red")
-        page.keyboard.press("Enter")
-        after_a_time(f"{problem} === '{late}'")
-        visitor.until("sockets[0].readyState === WebSocket.CLOSED")
-        assert page.input_value("#text") == "say red"
-
-        page.evaluate("window.silent = false")
-        page.keyboard.press("Enter")
-        page.locator("#turns .user").wait_for()
-        page.evaluate("() => { window.silent = true; sockets[1].close(); }")
-        after_a_time(f"{problem} === '{late} Trying again.'")
-        tried = page.evaluate("sockets.length")
-        after_a_time(f"sockets.length > {tried}")
-        page.evaluate(
-            """() => {
-              const problem = document.querySelector("#problem");
-              problem.textContent = "";
-              document.querySelector("#end").click();
-            }"""
-        )
-        visitor.until("sockets.at(-1).readyState === WebSocket.CLOSED")
-        page.wait_for_timeout(100)
-        assert page.text_content("#problem") == ""
-        assert visitor.problems == []
 
 
 # What the user may choose, and take along.

@@ -1,22 +1,16 @@
 """/v1/realtime, by OpenAI's own client over a socket: items, responses, and their events."""
 
-import asyncio
 import base64
 import io
 import json
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
-from qwen3_omni_neuron.events import TextDelta
-from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
-from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Session
 from testing.http_server import same_sound, wait_until
@@ -31,14 +25,11 @@ from testing.realtime import (
     Caller,
     calling,
     kinds,
-    question,
-    said,
     sound_of,
     text_of,
 )
 from testing.scripted_model import ScriptedStream
 
-RATE = 16000
 WRITTEN = [
     *("response.created", "rate_limits.updated", *BEFORE, "response.output_text.delta"),
     *("response.output_text.done", *AFTER, "response.done"),
@@ -168,21 +159,6 @@ def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: 
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].image_url == url
 
 
-def test_an_items_sound_is_retrieved_as_it_was_sent(omni: Qwen3Omni, caller: Caller) -> None:
-    samples = question()[: 2 * RATE]
-    data = pcm16(samples)
-    part = {"type": "input_audio", "audio": base64.b64encode(data).decode()}
-    item = {"type": "message", "role": "user", "id": "mine", "content": [part]}
-    caller.send("conversation.item.create", item=item)
-    assert caller.until("conversation.item.done")[-1].item.content[0].audio is None
-    caller.send("conversation.item.retrieve", item_id="mine")
-    back = caller.until("conversation.item.retrieved")[-1].item.content[0].audio
-    same_sound(base64.b64decode(back), np.frombuffer(data, "<i2") / np.float32(32767))
-    events = caller.answer(output_modalities=["text"])
-    result = omni.generate_text([said(samples)], literal_text=True, **SHORT)
-    assert text_of(events) == result.text
-
-
 def test_truncate_keeps_the_text_of_the_sound_that_was_heard(
     omni: Qwen3Omni, caller: Caller
 ) -> None:
@@ -243,21 +219,6 @@ def test_what_a_client_has_truncated_is_not_truncated_again(caller: Caller) -> N
     caller.until("conversation.item.truncated")
     caller.send("output_audio_buffer.clear")
     assert kinds(caller.until("output_audio_buffer.cleared")) == ["output_audio_buffer.cleared"]
-
-
-@pytest.mark.usefixtures("slow_steps")
-def test_an_answer_that_is_stretched_is_cut_though_little_of_it_is_left(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Less than the time stretch still holds of the chunks that it got."""
-    monkeypatch.setattr(Playback, "left_s", 0.005)
-    caller.update(**LONG, audio={"output": {"speed": 0.5}})
-    caller.write("Hello")
-    caller.send("response.create")
-    events = caller.until("response.output_audio.delta")
-    caller.send("response.cancel")
-    events += caller.until("conversation.item.truncated")
-    assert events[-1].audio_end_ms == pytest.approx(len(sound_of(events)) / 48, abs=1.0)
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -331,80 +292,6 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
     assert [message["role"] for message in second] == ["user", "assistant", "tool"]
 
 
-PAUSE = "..."
-
-
-class PausedStream(ScriptedStream):
-    """Scripted reply to a session, which waits where its texts have PAUSE until `go` is set."""
-
-    def __init__(self, texts: Sequence[str], speak: bool):
-        super().__init__(texts, speak, None)
-        self.go = threading.Event()
-        self.reply = Reply(speak, 15.0)
-        self.reply.audio_s, self.reply.ended = 10.0, True
-
-    async def __anext__(self) -> Any:
-        event = await super().__anext__()
-        if isinstance(event, TextDelta) and event.text == PAUSE:
-            while not self.go.is_set():
-                await asyncio.sleep(0.01)
-            return await self.__anext__()
-        return event
-
-
-class Paused:
-    """Replies that call a tool, pause, and call it again. asked: the messages of each one."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.streams, self.asked = list[PausedStream](), list[list[Any]]()
-
-        def respond(session: Session, speak: bool = True, **options: Any) -> Any:
-            return self._start(session, speak, options["turns"])
-
-        monkeypatch.setattr(Session, "respond", respond)
-
-    def _start(self, session: Session, speak: bool, turns: Any) -> Any:
-        self.asked.append([turn.message for turn in joined_turns(turns)])
-        stream = PausedStream(["Let me look. ", CALLED, PAUSE, CALLED], speak)
-        session.insert(stream.reply)  # type: ignore[arg-type]
-        self.streams.append(stream)
-        return stream
-
-
-@pytest.mark.parametrize("deleted", [1, 2], ids=["the message", "and the first call"])
-def test_items_that_leave_while_their_reply_goes_on_hold_up_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch, deleted: int
-) -> None:
-    """The calls that follow stay where the reply is, in front of what was said since."""
-    paused = Paused(monkeypatch)
-    with calling(server) as caller:
-        caller.update(tools=[TOOL], output_modalities=["text"])
-        caller.write("What is above?")
-        caller.send("response.create")
-        begun = caller.until("response.function_call_arguments.done")
-        begun += caller.until("response.output_item.done")
-        made = [event.item.id for event in begun if event.type == "response.output_item.done"]
-        assert len(made) == 2
-        for item_id in made[:deleted]:
-            caller.send("conversation.item.delete", item_id=item_id)
-            caller.until("conversation.item.deleted")
-        caller.write("And below?")
-        paused.streams[0].go.set()
-        done = caller.until("response.done")[-1].response
-        assert done.status == "completed"
-        assert [item.type for item in done.output] == ["message", *2 * ["function_call"]]
-        caller.send("response.create")
-        caller.until("response.created")
-        paused.streams[1].go.set()
-        assert caller.until("response.done")[-1].response.status == "completed"
-    first, calls, last = paused.asked[1]
-    assert (first["content"][0]["text"], last["content"][0]["text"]) == (
-        *("What is above?", "And below?"),
-    )
-    assert calls["content"] == ""
-    assert len(calls["tool_calls"]) == 3 - deleted
-
-
 def test_a_reply_that_fails_is_a_response_that_says_so(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,14 +335,3 @@ def test_max_output_tokens_of_a_session_hold_until_it_is_updated(caller: Caller)
         asked = text if most is None else {**text, "max_output_tokens": most}
         usage = caller.answer(**asked)[-1].response.usage
         assert usage.output_token_details.text_tokens == tokens
-
-
-def test_a_clip_that_is_too_short_is_refused(caller: Caller) -> None:
-    caller.say(question()[:100])
-    caller.send("input_audio_buffer.commit", event_id="short")
-    error = caller.until("error")[-1].error
-    assert (error.code, error.event_id) == ("input_audio_buffer_commit_empty", "short")
-    caller.send("input_audio_buffer.clear")
-    caller.until("input_audio_buffer.cleared")
-    caller.send("input_audio_buffer.commit")
-    assert caller.until("error")[-1].error.code == "input_audio_buffer_commit_empty"

@@ -1,10 +1,8 @@
 """Clients of /v1/realtime that send nonsense, too much or nothing, may not come in, or go away."""
 
-import asyncio
 import base64
 import gc
 import json
-import logging
 import random
 import socket
 import threading
@@ -19,16 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.prompt.turns import Turn
-from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.edge.sending import AnswerSender
-from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.fields import Voices
-from qwen3_omni_neuron.serving.realtime.live_session import LiveSession, RealtimeSockets
+from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.realtime.response_stream import Response
-from qwen3_omni_neuron.serving.realtime.session_config import first_config, updated
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
 from testing.raw_http import connected
@@ -36,11 +27,9 @@ from testing.realtime import PCM_16K, PUSH_TO_TALK, Caller, calling
 from testing.repeats import examples
 from testing.websocket_client import opened, received
 
-MODEL = "qwen3-omni"
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
 LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
 LONG |= {"talker_max_new_tokens": 4000, "seed": 3}
-KEYS = ("one-key", "another-key")
 
 
 @pytest.fixture(autouse=True)
@@ -254,21 +243,6 @@ def test_random_events_leave_their_session_answering(omni: Qwen3Omni, server: Se
     wait_until(lambda: not omni.status().running)
 
 
-def test_keys_as_openais_clients_send_them(omni: Qwen3Omni) -> None:
-    with serving(omni, api_keys=KEYS) as server:
-        with calling(server, key=KEYS[0]) as caller:
-            caller.update(**SHORT)
-            caller.write("Hello")
-            assert caller.answer()[-1].response.status
-        assert refusal(server)[0] == 401
-        status, error = refusal(server, subprotocols=["realtime", "openai-insecure-api-key.no"])
-        assert (status, error["code"]) == (401, "invalid_api_key")
-        offered = ["realtime", f"openai-insecure-api-key.{KEYS[1]}"]
-        with opened(url_of(server), subprotocols=offered) as made:
-            assert received(made, 10)["type"] == "session.created"
-            assert made.subprotocol == "realtime"
-
-
 def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
     with serving(omni, allowed_origins=("https://example.org",)) as server:
         own = f"http://127.0.0.1:{server.port}"
@@ -285,15 +259,6 @@ def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
             head += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Origin: http://evil.example"]
             sock.sendall("\r\n".join([*head, "", ""]).encode())
             assert b" 403 " in sock.recv(100)
-
-
-def test_a_checkpoint_without_a_talker_writes() -> None:
-    config = first_config("m", Voices(()))
-    assert config.output_modalities == ["text"]
-    assert config.audio.output.voice is None
-    with pytest.raises(ApiError, match="has no talker") as refused:
-        updated(config, {"type": "realtime", "output_modalities": ["audio"]}, Voices(()))
-    assert (refused.value.code, refused.value.param) == ("no_speech", "session.output_modalities")
 
 
 def test_a_socket_of_another_model_or_path_is_refused(server: Server) -> None:
@@ -352,27 +317,6 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
         assert (error.code, error.event_id) == ("rate_limit_exceeded", "more")
 
 
-@pytest.mark.usefixtures("slow_steps")
-@pytest.mark.parametrize("close", [True, False])
-def test_a_client_that_leaves_frees_its_slot(
-    omni: Qwen3Omni, server: Server, close: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    # A bounded queue of what it received, full of sound, would hide the server's closing frame for
-    # the ten seconds that the client waits for it.
-    unbounded: Any = {"max_queue": None}
-    with calling(server, websocket_connection_options=unbounded) as caller:
-        caller.update(**LONG)
-        caller.write("Hello")
-        caller.send("response.create")
-        caller.until("response.output_audio.delta")
-        assert omni.status().running == 1
-        if not close:
-            caller.connection._connection.socket.shutdown(socket.SHUT_RDWR)
-            wait_until(lambda: not omni.status().running, 5)
-    wait_until(lambda: not omni.status().running, 5)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
 @pytest.mark.parametrize("way", ["closes", "vanishes", "vanishes in an answer"])
 def test_a_session_is_freed_as_it_ends(omni: Qwen3Omni, server: Server, way: str) -> None:
     """Not when the garbage collector comes: hundreds of conversations end before that."""
@@ -403,31 +347,6 @@ def kept() -> dict[str, int]:
     kinds = (LiveSession, Response, Session, Turn)
     found = Counter(type(made) for made in gc.get_objects())
     return {kind.__name__: found[kind] for kind in kinds}
-
-
-def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(
-    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`send` raises an OSError then, as ASGI says."""
-    service = Service.of(ServerSettings())
-    service.model.loaded(omni)
-    context = Context("req_1", "WEBSOCKET", "/v1/realtime")
-    scope: Any = {"context": context, "headers": [], "query_string": b"", "subprotocols": []}
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "websocket.receive", "text": "{}"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if len(sent) > 2:
-            raise OSError("gone")
-
-    scope["answer"] = AnswerSender(send, service, context, "websocket")
-    asyncio.run(RealtimeSockets(service)(scope, receive, send))
-    assert [message["type"] for message in sent[:2]] == ["websocket.accept", "websocket.send"]
-    assert context.error == "client_left"
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.usefixtures("slow_steps")

@@ -197,19 +197,6 @@ def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhi
     assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
 
 
-def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
-    """All rows of the prompt but the last are there before the turn has ended."""
-    with calling(server) as caller:
-        caller.update(audio={"input": {"format": PCM_16K}}, instructions="Be brief.", **SHORT)
-        caller.say(np.concatenate((question(), np.zeros(RATE // 4, np.float32))))
-        caller.send("conversation.item.retrieve", item_id="none")  # answered after what was said
-        caller.until("error")
-        wait_until(lambda: not omni.status().running)
-        caller.say(np.zeros(RATE, np.float32))
-        usage = caller.until("response.done")[-1].response.usage
-        assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
-
-
 @pytest.mark.usefixtures("slow_steps")
 def test_speech_interrupts_an_answer(server: Server) -> None:
     """It is cancelled, and its item cut to what can have been heard."""

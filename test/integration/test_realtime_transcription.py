@@ -295,31 +295,3 @@ def test_a_transcript_that_fails_says_so_once_its_item_is_there(
         caller.say(question())
         caller.send("input_audio_buffer.commit")
         assert ended(caller)[-1].transcript
-
-
-def test_a_turn_that_too_many_others_are_before_fails(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, stream_window = threading.Event(), transcribing.stream_window
-
-    def slow(*given: Any, **named: Any) -> Any:
-        assert goes_on.wait(20)
-        return stream_window(*given, **named)
-
-    monkeypatch.setattr(transcribing, "MOST_WAITING", 1)
-    monkeypatch.setattr(transcribing, "stream_window", slow)
-    with calling(server) as caller:
-        caller.update(**TRANSCRIBING)
-        turns = []
-        for _ in range(2):
-            caller.say(question())
-            caller.send("input_audio_buffer.commit")
-            turns.append(caller.until("input_audio_buffer.committed")[-1].item_id)
-        goes_on.set()
-        events = caller.until(f"{KIND}.failed")
-        told = [e.item_id for e in events if e.type in (f"{KIND}.completed", f"{KIND}.failed")]
-        assert told == turns
-        assert events[-1].error.code == "too_many_transcriptions"
-        caller.say(question())
-        caller.send("input_audio_buffer.commit")
-        assert ended(caller)[-1].transcript

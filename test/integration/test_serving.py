@@ -24,6 +24,7 @@ from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.scripted_model import ScriptedModel
+from testing.subprocesses import run_python
 
 MODEL = "qwen3-omni"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -40,28 +41,6 @@ def expected(omni: Qwen3Omni, messages: Any = HELLO, **options: Any) -> Any:
 
 def data_url(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-@pytest.mark.parametrize("sound_format", ["wav", "mp3", "flac", "opus", "pcm16"])
-def test_speech_in_every_format_is_the_apis(
-    omni: Qwen3Omni, client: OpenAI, sound_format: Any
-) -> None:
-    answer = client.chat.completions.create(
-        **SPOKEN, audio={"voice": "Chelsie", "format": sound_format}
-    )
-    result, audio = expected(omni), answer.choices[0].message.audio
-    assert audio is not None
-    assert audio.transcript == result.text
-    assert audio.expires_at > answer.created
-    data = base64.b64decode(audio.data)
-    if sound_format == "pcm16":
-        return same_sound(data, result.audio)
-    samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
-    if sound_format in ("wav", "flac"):
-        assert rate == 24000
-        return same_sound(samples, result.audio)
-    assert len(samples) / rate == pytest.approx(len(result.audio) / 24000, abs=0.06)
-    return None
 
 
 def test_usage_and_reason_are_the_results(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -119,18 +98,6 @@ def test_pieces_have_the_usage_so_far_where_it_is_asked_for(client: OpenAI) -> N
     assert [p.usage is not None for p in plain] == [False] * (len(plain) - 1) + [True]
 
 
-def test_a_prompt_that_grows_is_computed_from_where_it_is_new(client: OpenAI) -> None:
-    turns = [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "So?"}]
-    cached = []
-    for messages in (turns, [*turns, *turns]):
-        asked: Any = {**ASKED, "messages": messages, "max_completion_tokens": 2}
-        usage = client.chat.completions.create(**asked, extra_body={"cache_key": "me"}).usage
-        assert usage is not None and usage.prompt_tokens_details is not None
-        cached.append((usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens))
-    assert cached[0][0] == 0
-    assert cached[1][0] >= cached[0][1] - 4  # but for where the reply began
-
-
 def test_streamed_speech_is_the_apis_with_its_parts_in_order(
     omni: Qwen3Omni, client: OpenAI
 ) -> None:
@@ -159,33 +126,6 @@ def test_streamed_speech_is_the_apis_with_its_parts_in_order(
     modalities = {p.model_extra["modality"] for p in pieces[:-1] if p.model_extra}
     assert modalities == {"audio", "text"}
     assert len({(p.id, p.created) for p in pieces}) == 1
-
-
-def test_a_streamed_wav_has_one_header(omni: Qwen3Omni, client: OpenAI) -> None:
-    pieces = client.chat.completions.create(**SPOKEN, audio=AUDIO, stream=True)
-    audios = (p.choices[0].delta.audio for p in pieces)
-    data = b"".join(base64.b64decode(a.data) for a in audios if a and a.data)
-    assert data.count(b"RIFF") == 1
-    same_sound(data[44:], expected(omni).audio)
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
-        assert (file.samplerate, file.channels) == (24000, 1)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_text_of_a_chat_is_that_of_the_api(
-    omni: Qwen3Omni, client: OpenAI, stream: bool
-) -> None:
-    result = expected(omni)
-    asked = {**ASKED, "max_completion_tokens": 12}
-    if stream:
-        pieces = list(client.chat.completions.create(**asked, stream=True))
-        text = "".join(p.choices[0].delta.content or "" for p in pieces)
-        reason = pieces[-1].choices[0].finish_reason
-    else:
-        answer = client.chat.completions.create(**asked)
-        text, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
-        assert answer.choices[0].message.audio is None
-    assert (text, reason) == (result.text, "length")
 
 
 def test_sampling_options_reach_the_model(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -489,22 +429,22 @@ def test_requests_need_no_model(omni: Qwen3Omni, client: OpenAI) -> None:
         client.get("/nothing", cast_to=object)
 
 
-def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
+def test_health_readiness_and_the_figures_that_the_dashboard_shows(
+    server: Server, client: OpenAI
+) -> None:
     client.chat.completions.create(**SPOKEN, audio=AUDIO)
     assert ask(f"{url_of(server)}/health").json() == {"status": "ok"}
     assert ask(f"{url_of(server)}/ready").json()["status"] == "ready"
     text = ask(f"{url_of(server)}/metrics").body.decode()
     families = text_string_to_metric_families(text)
     found = {sample.name: sample for family in families for sample in family.samples}
-    for name in (
-        *("requests_total", "queued_seconds_count", "ttft_seconds_count", "ttfb_seconds_sum"),
-        *("rtf_count", "underruns_total", "underrun_seconds_total", "tokens_total"),
-        *("frames_total", "stage_busy_seconds_total", "slots", "slots_used", "queue_length"),
-        *("request_seconds_count", "ready", "replies_total", "audio_seconds_total"),
-    ):
-        assert f"qwen3_omni_{name}" in found
     assert found["qwen3_omni_frames_total"].value > 0
     assert found["qwen3_omni_slots"].value == 3
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for expression in shown for name in re.findall(r"qwen3_omni_\w+", expression)}
+    assert len(named) > 15
+    assert named <= found.keys()
 
 
 def left(server: Server) -> float:
@@ -579,17 +519,6 @@ def test_calls_and_reasoning_have_fields_of_their_own(stream: bool) -> None:
     assert messages[2] == {"role": "tool", "content": "3", "tool_call_id": "1"}
 
 
-def test_what_follows_a_call_of_a_tool_is_not_spoken() -> None:
-    with (
-        serving(ScriptedModel(["One.", CALL])) as server,  # type: ignore[arg-type]
-        client_of(server) as client,
-    ):
-        asked: Any = {**SPOKEN, "extra_body": {}, "tools": TOOLS, "stream": True}
-        asked["audio"] = {"voice": "Ethan", "format": "wav"}
-        audios = [p.choices[0].delta.audio for p in client.chat.completions.create(**asked)]
-        assert len([audio for audio in audios if audio and audio.data]) == 1
-
-
 def test_a_checkpoint_without_a_talker_writes_and_refuses_to_speak() -> None:
     with (
         serving(ScriptedModel(["Hi"], ())) as server,  # type: ignore[arg-type]
@@ -644,25 +573,9 @@ def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
 
 def test_the_package_runs_without_the_servers_packages() -> None:
     """Only `serve` imports them, when it runs."""
-    import subprocess
-    import sys
-
     script = (
         "import sys; import qwen3_omni_neuron.api, qwen3_omni_neuron.cli as cli; "
         "cli.make_parser(); "
         "print([m for m in ('fastapi', 'uvicorn', 'prometheus_client') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_dashboard_shows_figures_that_there_are(server: Server, client: OpenAI) -> None:
-    client.chat.completions.create(**SPOKEN, audio=AUDIO)
-    text = ask(f"{url_of(server)}/metrics").body.decode()
-    there = {s.name for family in text_string_to_metric_families(text) for s in family.samples}
-    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
-    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for expression in shown for name in re.findall(r"qwen3_omni_\w+", expression)}
-    assert len(named) > 15
-    assert named <= there
+    assert run_python("-c", script).strip() == "[]"

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import openai
@@ -14,22 +13,15 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events.encoding import pcm16
-from qwen3_omni_neuron.serving.endpoints import chat, speech
+from qwen3_omni_neuron.serving.endpoints import speech
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.service import Turnstile
-from testing.http_client import HttpClient, parts_of
-from testing.http_server import client_of, same_sound, serving, url_of, wait_until
-from testing.media_cases import QUESTION_WAV
-from testing.scripted_model import ScriptedModel
+from testing.http_server import client_of, same_sound, serving, wait_until
 
 MODEL = "qwen3-omni"
 TEXT = "Hello there, you."
 ASKED: dict[str, Any] = {"model": MODEL, "input": TEXT, "voice": "Chelsie"}
 OPTIONS = {"seed": 3, "talker_max_new_tokens": 20}
 SPEECH: dict[str, Any] = {**ASKED, "extra_body": OPTIONS}
-WAV = QUESTION_WAV.read_bytes()
-FEW = {"max_new_tokens": 6}
-FILE: dict[str, Any] = {"model": MODEL, "file": ("a.wav", WAV), "extra_body": FEW}
 
 
 @pytest.fixture(scope="module")
@@ -66,44 +58,6 @@ def test_speech_in_every_format_is_what_say_says(
         return same_sound(samples, said.audio)
     assert len(samples) / rate == pytest.approx(len(said.audio) / 24000, abs=0.06)
     return None
-
-
-@pytest.mark.parametrize("way", ["chat", "speech"])
-def test_chunks_after_the_first_wait_for_their_turn(
-    client: OpenAI, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    sent: list[str] = []
-    chunk_of, wait = pcm16, Turnstile.wait
-
-    async def noted(turnstile: Turnstile) -> None:
-        sent.append("turn")
-        await wait(turnstile)
-
-    def chunk(samples: Any) -> bytes:
-        sent.append("chunk")
-        return chunk_of(samples)
-
-    monkeypatch.setattr(Turnstile, "wait", noted)
-    for module in (chat, speech):
-        monkeypatch.setattr(module, "pcm16", chunk)
-    options = {**OPTIONS, "chunk_frames": [1, 4]}
-    if way == "speech":
-        client.audio.speech.create(**ASKED, response_format="pcm", extra_body=options)
-    else:
-        for _ in client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": TEXT}],
-            modalities=["text", "audio"],
-            audio={"voice": "Ethan", "format": "pcm16"},
-            stream=True,
-            extra_body={**options, "thinker_max_new_tokens": 4},
-        ):
-            pass
-    first = sent.index("chunk")
-    assert "turn" not in sent[:first]
-    assert sent.count("chunk") > 3
-    for before, after in pairwise(sent[first:]):
-        assert "turn" in (before, after), "a turn between two chunks"
 
 
 def test_samples_are_those_of_say_to_the_bit_where_chunks_are_the_same(
@@ -202,37 +156,9 @@ def test_a_wrong_request_for_speech_names_what_is_wrong(
     assert refused.value.request_id
 
 
-def test_a_checkpoint_without_a_talker_says_so() -> None:
-    with (
-        serving(ScriptedModel(["Hi"], ())) as server,  # type: ignore[arg-type]
-        client_of(server) as client,
-        pytest.raises(openai.BadRequestError, match="no talker"),
-    ):
-        client.audio.speech.create(**SPEECH)
-
-
-@pytest.mark.usefixtures("slow_steps")
-@pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
-def test_a_listener_who_leaves_frees_the_slot(
-    omni: Qwen3Omni, server: Server, stream_format: str | None
-) -> None:
-    body = {**ASKED, "input": "Hello there. " * 200, "response_format": "wav"}
-    body |= {} if stream_format is None else {"stream_format": stream_format}
-    with HttpClient(url_of(server), timeout_s=20 if stream_format else 0.3) as client:
-        if stream_format:
-            answer = client.begin("/v1/audio/speech", body)
-            # Between two pieces nothing runs.
-            assert any(omni.status().running for _ in parts_of(answer))
-        else:
-            with pytest.raises(TimeoutError):
-                client.ask("/v1/audio/speech", body)
-    wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
-
-
 def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
     omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qwen3_omni_neuron.serving.endpoints import speech
 
     def failing(*_: Any) -> bytes:
         raise ZeroDivisionError("secret")

@@ -160,33 +160,6 @@ def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
     still_answers(url_of(server))
 
 
-HEADS = (
-    "data:;base64,",
-    "data:audio/wav;base64,",
-    "DATA:audio/WAV;codecs=opus;Base64,",
-    "data:text/html;charset=utf-8;base64,",
-    'data:image/png;name="a b";base64,',
-    "data:;base64,",
-    "Data: ; base64,",
-)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_the_content_of_a_data_url_decides_not_its_type(server: Server, head: str) -> None:
-    picture = io.BytesIO()
-    Image.new("RGB", (40, 40)).save(picture, "PNG")
-    sound, seen = (head + base64.b64encode(c).decode() for c in (WAV[:20_044], picture.getvalue()))
-    parts = [
-        {"type": "input_audio", "input_audio": {"data": sound, "format": "audio/mpeg"}},
-        part_of("audio", sound, ""),
-        part_of("image", seen, ""),
-    ]
-    with HttpClient(f"{url_of(server)}/v1") as client:
-        body = {**ASKED, "messages": [{"role": "user", "content": parts}]}
-        answer = client.ask("/chat/completions", body)
-    assert answer.status == 200, answer.body
-
-
 def test_fields_of_parts_change_what_the_model_gets(server: Server) -> None:
     """Sound that is decoded here and in another process, and an image."""
     picture, flac = io.BytesIO(), io.BytesIO()

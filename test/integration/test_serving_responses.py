@@ -18,7 +18,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_client import HttpClient, ask
+from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.scripted_model import ScriptedModel
@@ -114,18 +114,6 @@ def test_text_reasoning_and_calls_are_items_in_their_order(stream: bool) -> None
     assert made.usage.output_tokens_details.reasoning_tokens == 3
     function = {"name": "add", "parameters": {"type": "object"}, "strict": False}
     assert model.asked[0][1]["tools"] == [{"type": "function", "function": function}]
-
-
-def test_reasoning_tokens_count_text_that_may_begin_its_end() -> None:
-    texts = ["1 ", "<", " 2, ", "so </", "th", "</think>", "yes"]
-    with scripted(texts, thinks=True) as (_, client, _):
-        made: Any = client.responses.create(model=MODEL, input="Is it?")
-        chat: Any = client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Is it?"}]
-        )
-    assert made.output[0].content[0].text == "1 < 2, so </th"
-    assert made.usage.output_tokens_details.reasoning_tokens == 5
-    assert chat.usage.completion_tokens_details.reasoning_tokens == 5
 
 
 def test_a_stream_has_every_event_in_its_order() -> None:
@@ -444,25 +432,6 @@ def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it(
         assert server.service.held.taken == 0
 
 
-@pytest.mark.usefixtures("slow_steps")
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_its_response_which_is_not_kept(
-    omni: Qwen3Omni, server: Server, stream: bool
-) -> None:
-    responses = server.service.responses
-    before = responses.bytes_held
-    body = {"model": MODEL, "input": "Hello", "stream": stream, "thinker_max_new_tokens": 3000}
-    with HttpClient(url_of(server), timeout_s=20 if stream else 0.3) as client:
-        if stream:
-            assert client.begin("/v1/responses", body).read(1)
-            assert omni.status().running == 1
-        else:
-            with pytest.raises(TimeoutError):
-                client.ask("/v1/responses", body)
-    wait_until(lambda: omni.status().running == 0)
-    wait_until(lambda: server.service.held.taken == responses.bytes_held == before)
-
-
 def test_log_probabilities_are_those_of_a_chat(client: OpenAI) -> None:
     """Whole and in each event, whose types have no bytes; none where they are not asked for."""
     seed = {"seed": 3}
@@ -662,16 +631,6 @@ def test_what_is_not_supported_is_refused_by_its_name(
     assert re.search(said, answer.json()["error"]["message"]), answer.body
     assert not model.asked
     wait_until(lambda: server.service.held.taken == 0)
-
-
-def test_a_medium_that_can_not_be_read_is_named_by_its_place(client: OpenAI) -> None:
-    content: Any = [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]
-    with pytest.raises(openai.BadRequestError, match=r"input\[1\].content\[0\]") as refused:
-        client.responses.create(
-            model=MODEL,
-            input=[{"role": "user", "content": "Hi"}, {"role": "user", "content": content}],
-        )
-    assert refused.value.param == "input[1].content[0]"
 
 
 def test_what_a_conversation_names_is_bounded_like_a_body() -> None:

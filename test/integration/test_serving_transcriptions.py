@@ -18,9 +18,8 @@ from openai.types.audio import (
 )
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.events import TextDelta, Timings
+from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
-from qwen3_omni_neuron.serving.endpoints import transcriptions
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.transcription import (
     Segment,
@@ -31,7 +30,6 @@ from testing.http_server import client_of, serving, url_of, wait_until
 from testing.made_recordings import make_matroska, make_recording
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV
-from testing.raw_http import connected, head_of
 from testing.scripted_model import ScriptedModel
 
 MODEL = "qwen3-omni"
@@ -129,16 +127,6 @@ def test_segments_are_those_of_the_windows(client: OpenAI, omni: Qwen3Omni) -> N
     cues = re.findall(r"^(\S+) --> (\S+)\n.+\n\n", vtt.removeprefix("WEBVTT\n\n"), re.MULTILINE)
     assert [(a.replace(".", ","), b.replace(".", ",")) for a, b in cues] == [
         (a, b) for _, a, b in times
-    ]
-
-
-def test_cues_hold_a_line_and_hours() -> None:
-    timings = Timings(0.0, 0.0, None, 0.0, 0.0, None, 0, 0, 0, 0)
-    segment = Segment(3599.9996, 7325.25, "a <b>\n\n-->\n", [], "stop", [], timings)
-    time = "01:00:00.000 --> 02:02:05.250"
-    assert [*transcriptions._cues([segment], True)] == [f"{time}\na &lt;b&gt; --&gt;\n\n"]
-    assert [*transcriptions._cues([segment], False)] == [
-        f"1\n{time.replace('.', ',')}\na <b> -->\n\n"
     ]
 
 
@@ -276,26 +264,6 @@ def test_a_form_is_read_as_it_was_sent() -> None:
         form = read_form(body, kind)
         assert form.fields == {"a": ["1", ""], "m": "é\r\n"}
         assert form.files == {"file": content}
-
-
-def test_a_file_that_never_ends_is_cut_and_one_that_drips_is_a_408(server: Server) -> None:
-    kind = {"content-type": "multipart/form-data; boundary=b"}
-    head = head_of(None, "/v1/audio/transcriptions", kind)
-    start = form_body(*GOOD, end="")
-    for part, status in ((b"x" * 0x8000, 413), (b"x", 408)):
-        with connected(url_of(server)) as sock:
-            sock.sendall(head + f"{len(start):x}\r\n".encode() + start + b"\r\n")
-            answer = b""
-            try:
-                for _ in range(2000 if status == 413 else 1):
-                    sock.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-                answer = sock.recv(4096)
-            except OSError:
-                pass
-        assert not answer or int(answer.split()[1]) == status
-        assert answer or status == 413
-    wait_until(lambda: server._gate.running == 0)
-    assert server.service.held.taken == 0
 
 
 class Endless:

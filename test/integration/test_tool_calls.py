@@ -246,22 +246,6 @@ def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
         assert "tool_call" not in json.dumps(session.messages)
 
 
-@pytest.mark.parametrize("how", ["cut by the limit", "ended by a stop string"])
-def test_a_call_that_the_callers_limit_cuts_off_ends_the_text_and_is_not_spoken(
-    omni: Qwen3Omni, script: Any, how: str
-) -> None:
-    options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
-    begun, reason = tokens(omni, "Hm. " + CUT), "length"
-    options["thinker_max_new_tokens"] = len(begun)
-    if how == "ended by a stop string":
-        options |= {"stop": ['"wea'], "thinker_max_new_tokens": 150}
-        reason = "stop"
-    script(begun)
-    result = omni.generate_audio(HELLO, **options)
-    assert result.thinker_finish_reason == reason and len(result.audio)
-    assert result.text == "Hm. " + CUT.removesuffix("" if reason == "length" else '"wea')
-
-
 def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)  # an import of None raises ImportError
 
@@ -366,28 +350,6 @@ def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
     client.responses.create(
         **asked | {"tool_choice": "none"}, input="Hi", previous_response_id=made.id
     )
-
-
-def test_log_probabilities_are_those_of_the_text_beside_calls(
-    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
-) -> None:
-    """Each text has its own, also where its pieces come together."""
-    call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-    begun = tokens(omni, f"Hm. {call}Well, {call}")
-    tools = [{"type": "function", **one["function"]} for one in TOOLS]
-    asked: Any = {"model": server.settings.model_name, "tools": tools, "input": "Hello"}
-    asked |= {"include": ["message.output_text.logprobs"], "max_output_tokens": len(begun)}
-    script(begun)
-    made = client.responses.create(**asked)
-    script(begun)
-    last = list(client.responses.create(**asked, stream=True))[-1]
-    assert last.type == "response.incomplete"
-    for response in (made, last.response):
-        first, _, second, _ = response.output
-        for item, said in ((first, "Hm. "), (second, "Well, ")):
-            (part,) = item.content
-            assert part.text == said
-            assert b"".join(bytes(one.bytes) for one in part.logprobs) == said.encode()
 
 
 def test_a_call_that_a_stop_string_cuts_off_is_not_told(
