@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.model_arguments import introduce
 from qwen3_omni_neuron.errors import ExitStatus, OutputError
 from qwen3_omni_neuron.events import playing
 from qwen3_omni_neuron.events.encoding import encode_sound
@@ -26,7 +23,6 @@ from testing.command_examples import examples
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user
-from testing.scripted_model import ScriptedModel
 from testing.specs import compiled_here
 
 NO_FORMAT = f"which is no format that speech is written in. End the name with one of {SUFFIXES}."
@@ -173,37 +169,6 @@ def test_the_name_of_the_output_says_its_format(tmp_path: Path, suffix: str) -> 
         assert (info.samplerate, info.channels, info.frames) == (24000, 1, len(samples))
 
 
-@pytest.mark.parametrize("verb", ["speak", "say"])
-def test_a_name_without_a_format_is_refused_before_the_model_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    monkeypatch.setattr(Qwen3Omni, "load", None)
-    assert main([verb, "hello", "--out", "/nowhere/o.aac"]) == ExitStatus.FAILED
-    assert f"o.aac ends with .aac, {NO_FORMAT}" in capsys.readouterr().err
-
-
-def test_the_help_lists_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("speak", "say"):
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        assert f" ending: {SUFFIXES};" in " ".join(capsys.readouterr().out.split())
-
-
-def test_what_was_found_in_a_file_is_told(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    whole = QUESTION_WAV.read_bytes()
-    Path("a.wav").write_bytes(whole[: len(whole) // 2])
-    out = ["--out", "o.wav", "--model", str(checkpoint), "--system", "Be brief.", *SHORT]
-    assert main(["speak", "--audio", "a.wav", *out]) == ExitStatus.CUT
-    told = "qwen3-omni-neuron: --audio a.wav: the file is not whole: "
-    assert told in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("warm_commands")
 def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -262,15 +227,6 @@ def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_leaves_an_earlier_file_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "o.wav"
-    out.write_bytes(b"earlier")
-    failing = ["speak", "Hello", "--speaker", "Bob", "--out", str(out), "--model", str(checkpoint)]
-    assert main(failing) == 1
-    assert out.read_bytes() == b"earlier"
-    assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
-
-
 def test_without_a_model_it_says_how_to_name_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -285,18 +241,6 @@ INTRODUCED = (
     "The whole model: --model Qwen/Qwen3-Omni-30B-A3B-Instruct, "
     "in 24 GB of memory with --dtype int4.\n"
 )
-
-
-def test_without_a_model_the_one_that_ships_speaks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
-    out = tmp_path / "o.wav"
-    assert main(["speak", "Two plus three?", "--seed", "0", "--out", str(out)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == "five\n"
-    assert "knows 25 words" not in printed.err  # no terminal
-    assert 0.3 < soundfile.info(out).duration < 1.2
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -320,17 +264,6 @@ def test_a_user_is_told_once_that_the_model_is_a_small_one(
     assert capsys.readouterr().err.startswith(INTRODUCED)
     assert main(SAY) == 0
     assert "25 words" not in capsys.readouterr().err
-
-
-def test_each_model_introduces_itself_once_whichever_was_used_between(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    on_a_terminal(monkeypatch, tmp_path / "cache")
-    info = ScriptedModel(["hello"]).info
-    for own in ("I am small.", "I am smaller.", "I am small.", "I am smaller."):
-        introduce(replace(info, introduction=own))
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" The ")[0] for line in said] == ["I am small.", "I am smaller."]
 
 
 def test_speech_gets_a_new_name_unless_it_has_one(
@@ -374,25 +307,6 @@ def test_a_reply_is_played_and_written_if_it_has_a_name(
     assert "->" not in capsys.readouterr().err and not list(tmp_path.iterdir())
     assert main([*SAY, "--play", "--out", "a.wav"]) == 0
     assert played == [soundfile.info("a.wav").frames] * 2
-
-
-@pytest.mark.parametrize("introduced", [True, False])
-def test_serve_says_what_the_model_says_of_itself(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    introduced: bool,
-) -> None:
-    """And nothing where it says nothing, as Qwen's weights do."""
-    on_a_terminal(monkeypatch, tmp_path)
-    defaults = read_generation_defaults(SPEAKING_CHECKPOINT)
-    own = {"introduction": defaults.introduction, "questions": defaults.questions}
-    model = ScriptedModel(["hello"])
-    model.info = replace(model.info, **own if introduced else {})
-    monkeypatch.setattr("qwen3_omni_neuron.serving.model.load_and_answer", lambda *_, **__: model)
-    monkeypatch.setattr(Server, "run", lambda server: server._load() is not model)
-    assert main(["serve"]) == 0
-    assert capsys.readouterr().err == (INTRODUCED if introduced else "")
 
 
 def run_examples(verb: str, printed: pytest.CaptureFixture[bytes], **names: str) -> str:

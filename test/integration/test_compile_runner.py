@@ -24,7 +24,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_record,
     verify_files,
 )
-from qwen3_omni_neuron.compilation.plan import HEARING_MODELS, MODELS, CompilePlan
+from qwen3_omni_neuron.compilation.plan import MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OutputError
@@ -173,13 +173,6 @@ def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path)
     assert content(tree) == before
 
 
-def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
-    before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()}
-    outcome = compile_tree(plan, tree, SLOW)
-    assert (outcome.compiled, list(outcome.records)) == ((), list(MODELS))
-    assert {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()} == before
-
-
 def test_another_plan_recompiles_the_models_it_changes(plan: CompilePlan, tree: Path) -> None:
     changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"context_length": 32}, ("thinker", "talker")),
@@ -243,36 +236,12 @@ def test_a_model_that_does_not_fit_is_the_only_one_compiled(
         assert content(tree) == content(clean)
 
 
-def test_model_by_model_the_last_one_makes_it_whole(
-    plan: CompilePlan, clean: Path, tmp_path: Path
-) -> None:
-    for model in reversed(MODELS):
-        assert not (tmp_path / MANIFEST_FILE).exists()
-        outcome = compile_tree(plan, tmp_path, SLOW, only=(model,))
-        assert outcome.compiled == (model,)
-        assert set(outcome.missing) == set(MODELS[: MODELS.index(model)])
-    assert content(tmp_path) == content(clean)
-
-
 def test_a_folder_of_somebody_else_is_not_replaced(plan: CompilePlan, tmp_path: Path) -> None:
     (tmp_path / "audio").mkdir()
     (tmp_path / "audio" / "song.wav").write_bytes(b"la")
     with pytest.raises(ArtifactError, match="audio is there, and no compiled model"):
         compile_tree(plan, tmp_path, SLOW)
     assert (tmp_path / "audio" / "song.wav").read_bytes() == b"la"
-
-
-def test_a_text_only_checkpoint_has_fewer_models(
-    plan: CompilePlan, tree: Path, tmp_path: Path
-) -> None:
-    """Those of the earlier one go with its manifest."""
-    model = Path(shutil.copytree(plan.model, tmp_path / "text-only"))
-    raw = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
-    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == HEARING_MODELS
-    assert sorted(p.name for p in tree.iterdir()) == sorted(
-        (*HEARING_MODELS, MANIFEST_FILE, ".lock")
-    )
 
 
 def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(

@@ -26,14 +26,12 @@ from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.media_cases import IMAGE, audio, text, user
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
 from testing.specs import compiled_here
 from testing.subprocesses import run_python
 from testing.tiny import write_tiny_checkpoint
-from testing.torchneuron.leaner import write_leaner_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MAPS = Path("/proc/self/maps")
@@ -303,46 +301,6 @@ def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_p
 # The commands.
 
 
-def test_compile_prints_a_table_and_goes_on(
-    checkpoint: Path, copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(copy / "vision")
-    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
-    assert cli.main(words) == 0
-    printed = capsys.readouterr()
-    rows = [re.split(r" {2,}", line) for line in printed.out.splitlines()]
-    assert rows[0] == ["model", "bucket", "seconds", "MB"]
-    assert [row[0] for row in rows[1:]] == list(MODELS)
-    assert rows[2][1:] == ["any", rows[2][2], "1.6"]
-    assert [row[2] == "kept" for row in rows[1:]] == [model != "vision" for model in MODELS]
-    assert "vision: to be compiled, missing" in printed.err
-
-
-def test_a_dry_run_judges_both_instances_and_writes_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    leaner = write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
-    words = ["compile", "--model", str(leaner), "--dry-run"]
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
-    of_small, of_large = (
-        TORCHNEURON.limits.tp["trn2.3xlarge"],
-        TORCHNEURON.limits.tp["trn2.48xlarge"],
-    )
-    assert printed.startswith(f"trn2.3xlarge, TP {of_small}: fits, shared. ")
-    assert f"\ntrn2.48xlarge, TP {of_large}: fits, split. " in printed
-    assert f"| GB a core, TP {of_small} | GB a core, TP {of_large} |" in printed
-    assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "| GB | GB a core, TP 2 |\n" in printed
-    assert " of 12.9 |\n" in printed
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_script_compiles_its_model(
     checkpoint: Path,
     tmp_path: Path,
@@ -357,20 +315,6 @@ def test_a_script_compiles_its_model(
     said = capsys.readouterr().err
     assert "is not complete yet (thinker: missing; vision: missing; talker: m" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
-
-
-def test_a_checkpoint_that_lacks_a_tensor_is_named_by_the_process_that_read_it(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
-    index = model / "model.safetensors.index.json"
-    raw = json.loads(index.read_text())
-    del raw["weight_map"]["code2wav.code_embedding.weight"]
-    index.write_text(json.dumps(raw))
-    words = compile_words(model, tmp_path / "tree", "--only", "code2wav")
-    assert cli.main(words) == 1
-    assert "lacks 1 parameters: code2wav.code_embedding.weight" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "tree").iterdir()) == [".lock"]
 
 
 def test_inspect_prints_the_plan_and_verifies(

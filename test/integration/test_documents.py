@@ -18,7 +18,6 @@ import pytest
 from nbclient import NotebookClient
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
-from qwen3_omni_neuron.compilation.versions import PACKAGE
 from qwen3_omni_neuron.errors import ExitStatus
 from testing.imports import ROOT
 from testing.made_videos import make_video
@@ -258,15 +257,6 @@ def test_links_lead_somewhere(document: str) -> None:
             assert heading in {
                 re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings
             }
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_lines_of_pip_work_before_the_package_is_on_an_index(document: str) -> None:
-    """They name a checkout, or a folder of wheels."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    lines = re.findall(r"`(pip install [^`]*)`|^ *(pip install [^#\n]*)", text, re.MULTILINE)
-    named = [line for found in lines for line in found if PACKAGE in line]
-    assert all("--find-links dist" in line for line in named), named
 
 
 def test_readme_is_short_and_its_first_commands_are_make_targets() -> None:

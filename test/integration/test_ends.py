@@ -201,36 +201,6 @@ def test_a_thread_that_never_returns_does_not_keep_the_server(kind: str, tmp_pat
     assert "stuck" in one.said
 
 
-FIRST_SIGNAL = """
-import os, signal, sys, time
-from qwen3_omni_neuron import cli
-cli.END_S = 0.5
-def main():
-    try:
-        print("begun", file=sys.stderr, flush=True)
-        time.sleep(60)
-    finally:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        if sys.argv.pop() == "stuck":
-            time.sleep(60)
-        print("cleaned", file=sys.stderr, flush=True)
-cli.main = main
-cli.run()
-"""
-
-
-@pytest.mark.usefixtures("warm_commands")
-@pytest.mark.parametrize("kind", ["honest", "stuck"])
-def test_later_signals_do_not_cut_the_clean_up_which_has_its_time(
-    kind: str, tmp_path: Path
-) -> None:
-    one = Verb("speak", tmp_path, FIRST_SIGNAL, kind)
-    one.wait_for("begun")
-    one.end(signal.SIGINT)
-    assert ("cleaned" in one.said) == (kind == "honest")
-
-
 @contextmanager
 def shell(command: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A verb of the command line, `qwen`, in the place of a shell, which may limit it first."""
@@ -297,15 +267,6 @@ def test_bytes_that_are_not_utf8_are_named_in_the_error(
     assert main([verb, os.fsdecode(b"a\xff b"), "--out", str(tmp_path / "o.wav")]) == 1
     assert "at character 1 of its 4" in (said := capsys.readouterr().err)
     assert "the byte 0xFF, which is not UTF-8" in said
-
-
-@pytest.mark.usefixtures("warm_commands")
-def test_stdin_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "qwen3_omni_neuron.cli", "say", "-", *OWN]
-    given: Any = {"cwd": tmp_path, "capture_output": True}
-    refused = subprocess.run(words, input=b"a\xff b", check=False, **given)
-    assert refused.returncode == 1 and b"the byte 0xFF" in refused.stderr
-    assert b"Traceback" not in refused.stderr
 
 
 def test_a_path_that_is_not_utf8_is_written(tmp_path: Path) -> None:

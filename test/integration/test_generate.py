@@ -12,9 +12,9 @@ import torch
 import transformers
 from packaging.version import Version
 
-from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
-from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
+from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
@@ -142,35 +142,6 @@ def test_penalty_and_least_length_are_the_references(
     assert ours.token_ids != free[: len(ours.token_ids)], "choose another value for this test"
 
 
-def test_no_token_ends_a_text_that_ignores_eos(omni: Qwen3Omni) -> None:
-    eos = ending_at(omni, TEXT, 3)
-    options = {"thinker_eos_token_id": eos, "thinker_max_new_tokens": 9, "ignore_eos": True}
-    result = omni.generate_audio(TEXT, talker_max_new_tokens=12, **options, **GREEDY)
-    assert len(result.token_ids) == 9
-    assert eos not in result.token_ids
-    assert result.thinker_finish_reason == "length"
-    assert result.timings.frames == 11, "the speech follows the text"
-    stop = result.text.strip()[-1]
-    stopped = omni.generate_text(TEXT, stop=[stop], **options, **GREEDY)
-    assert stopped.thinker_finish_reason == "stop"
-    assert stop not in stopped.text
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"ignore_eos": True, "grammar": {"regex": "a+"}}, "with a grammar or tools"),
-        ({"thinker_min_new_tokens": 9, "thinker_max_new_tokens": 8}, "9, more than"),
-        ({"top_logprobs": 2}, "needs logprobs"),
-    ],
-)
-def test_lengths_that_contradict_each_other_are_refused(
-    omni: Qwen3Omni, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(OptionError, match=said):
-        omni.generate_text(TEXT, **options)
-
-
 def test_a_reply_of_eos_alone_is_silence(omni: Qwen3Omni) -> None:
     eos = ending_at(omni, TEXT, 0)
     result = omni.generate_audio(TEXT, thinker_eos_token_id=[eos], **GREEDY)
@@ -283,21 +254,6 @@ def test_generate_audio_is_the_collected_stream(omni: Qwen3Omni) -> None:
     assert ours.token_ids == collected.token_ids
 
 
-def test_streams_side_by_side_do_not_touch_each_other(omni: Qwen3Omni) -> None:
-    options = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 6, **GREEDY}
-    alone = [omni.generate_audio(m, **options) for m in (TEXT, SPOKEN)]
-    streams = [omni.stream(m, **options) for m in (TEXT, SPOKEN)]
-    finished: dict[int, SpeechResult] = {}
-    while len(finished) < 2:
-        for index, stream in enumerate(streams):
-            event = next(stream, None)
-            if isinstance(event, Finished):
-                finished[index] = event.result
-    for index, result in finished.items():
-        assert result.token_ids == alone[index].token_ids
-        assert result.codes.tolist() == alone[index].codes.tolist()
-
-
 AUTO_TOKENS = 10
 
 
@@ -359,17 +315,6 @@ def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(
     assert replies["mixed"].codes.tolist() == rounded.codes.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "int4", "mixed"])
-def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
-    with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
-        result = omni.generate_audio(
-            SPOKEN, thinker_max_new_tokens=4, talker_max_new_tokens=5, **GREEDY
-        )
-    assert result.audio.shape == (4 * 1920 - 555,)
-    assert result.audio.dtype == np.float32
-    assert 0.001 < result.audio.std() < 0.9
-
-
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     bare: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
@@ -398,10 +343,3 @@ def test_a_slot_forgets_a_prompt_that_was_given_up(bare: Qwen3Omni, config: Omni
             talker.prepare(0, prompt_of(ids).talker, 5)
         logits.append(talker.prefill(0, torch.zeros(0, config.thinker.text.hidden_size), 9))
     torch.testing.assert_close(logits[0], logits[1])
-
-
-def test_a_predictor_that_keeps_one_code_is_greedy(omni: Qwen3Omni) -> None:
-    limits = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 5}
-    greedy = omni.generate_audio(TEXT, **GREEDY, **limits)
-    one = {**GREEDY, "predictor_do_sample": True, "predictor_top_k": 1, "predictor_top_p": 1.0}
-    assert omni.generate_audio(TEXT, **one, **limits).codes.tolist() == greedy.codes.tolist()

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
@@ -121,20 +120,6 @@ def test_windows_encoded_while_a_clip_arrives_are_those_of_the_whole_clip(
     torch.testing.assert_close(torch.cat(arriving.rows), rows, atol=1e-5, rtol=1e-5)
     off = [(early[i : i + 104] - rows[i : i + 104]).abs().max() for i in range(0, len(early), 104)]
     assert [i for i, difference in enumerate(off) if difference > 1e-3] == expected
-
-
-@torch.no_grad()
-def test_the_engines_windows_are_the_clips_in_order(models: Models, config: OmniConfig) -> None:
-    """Nine windows of three clips."""
-    assert models.audio_encoder is not None
-    audio = config.thinker.audio
-    generator = torch.Generator().manual_seed(6)
-    mel = tuple(torch.randn(128, n, generator=generator) for n in (3300, 57, 1905))
-    (batch,) = window_batches(mel, audio, 9)
-    assert len(batch.mel) == 9
-    rows = CpuAudio(models.audio_encoder).encode(mel)
-    expected = models.audio_encoder(*batch)[batch.valid]
-    torch.testing.assert_close(rows, expected, atol=1e-5, rtol=1e-5)
 
 
 A_LONG_CLIP = """

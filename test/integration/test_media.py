@@ -14,7 +14,6 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.encoders import PATCHES_AT_ONCE, CpuVision
-from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.prompt import Prompt
@@ -228,15 +227,3 @@ def test_media_reach_engines_in_processes_of_their_own(omni: Qwen3Omni, checkpoi
         result = split.generate_audio(case.messages, **options, **GREEDY)
     assert result.token_ids == expected.token_ids
     assert result.codes.tolist() == expected.codes.tolist()
-
-
-def test_requests_with_media_side_by_side_get_what_each_gets_alone(omni: Qwen3Omni) -> None:
-    names = ("image", "video-of-odd-rate", "two-clips", "five-turns")
-    options = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, **GREEDY}
-    alone = {name: omni.generate_audio(CASES[name].messages, **options) for name in names}
-    streams = {name: omni.stream(CASES[name].messages, **options) for name in names}
-    for name, stream in streams.items():
-        (*_, finished) = stream
-        assert isinstance(finished, Finished)
-        assert finished.result.token_ids == alone[name].token_ids
-        assert finished.result.codes.tolist() == alone[name].codes.tolist()

@@ -159,17 +159,6 @@ def test_audio_padding_does_not_matter(models: Models, config: OmniConfig) -> No
 
 
 @torch.no_grad()
-def test_clips_do_not_see_each_other(models: Models, config: OmniConfig) -> None:
-    first, second = torch.randn(128, 340), torch.randn(128, 150)
-    rows = []
-    for other in (second, 5 * second):
-        rows.append(encoded(models, window_batches([first, other], config.thinker.audio, 8)))
-    tokens = config.thinker.audio.tokens(340)
-    torch.testing.assert_close(rows[0][:tokens], rows[1][:tokens], **CLOSE)
-    assert not torch.allclose(rows[0][tokens:], rows[1][tokens:], atol=1e-2)
-
-
-@torch.no_grad()
 def test_talker_prefill_and_decode(
     models: Models, config: OmniConfig, reference: Reference
 ) -> None:
@@ -329,12 +318,3 @@ def test_code2wav_gives_the_references_samples(
     ours = models.code2wav(codes)
     assert ours.shape == (2, frames * 1920 - 555)
     torch.testing.assert_close(ours, reference.model.code2wav(codes)[:, 0], **CLOSE)
-
-
-@torch.no_grad()
-def test_chunked_decode_is_no_yardstick(models: Models, reference: Reference) -> None:
-    """Why audio is compared with one full forward: the reference's chunks lose 555 samples each."""
-    assert models.code2wav is not None
-    codes = torch.randint(0, 64, (1, 16, 40))
-    chunked = reference.model.code2wav.chunked_decode(codes, chunk_size=20, left_context_size=5)
-    assert chunked.shape[-1] == models.code2wav(codes).shape[-1] - 555

@@ -19,7 +19,6 @@ from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
-    Manifest,
     read_manifest,
     verify_files,
 )
@@ -113,30 +112,6 @@ def test_a_reply_from_the_tree_is_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni], na
     assert theirs.codes.tolist() == ours.codes.tolist()
     assert len(theirs.codes) > 5
     assert np.abs(theirs.audio - ours.audio).max() < 1e-4
-
-
-def test_every_part_has_a_folder_with_a_file_a_core(tree: Path) -> None:
-    manifest = read_manifest(tree)
-    for model, parts in MODEL_PARTS.items():
-        files = manifest.models[model].files
-        for part in parts:
-            for rank in range(2):
-                assert f"{part}/weights/tp{rank}_sharded_checkpoint.safetensors" in files
-        assert {name.split("/")[0] for name in files} == set(parts)
-
-
-def test_the_manifest_says_what_every_graph_takes(tree: Path) -> None:
-    manifest: Manifest = read_manifest(tree)
-    thinker = {graph.name for graph in manifest.models["thinker"].graphs}
-    assert thinker == {"thinker_prefill", "thinker_decode"}
-    assert manifest.models["thinker"].buckets["window"] == [64, 128, 256]
-    prefill = next(g for g in manifest.models["thinker"].graphs if g.bucket == {"rows": 48})
-    assert prefill.inputs["rotary_position_ids"].shape == (3, 1, 48)
-    assert prefill.outputs["hidden"].shape[:2] == (1, 48)
-    talker = {graph.name for graph in manifest.models["talker"].graphs}
-    assert talker == {"talker_prefill", "talker_decode", "text_projection", "hidden_projection"}
-    assert manifest.models["code2wav"].buckets == {"streams": [1, 3], "frames": [1, 2, 4, 8]}
-    assert all(graph.state for graph in manifest.models["code2wav"].graphs)
 
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"thinker", "talker"}))

@@ -94,16 +94,6 @@ def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
         assert_equal(result, anew.generate_audio(question, seed=3, **LIMITS))
 
 
-def test_a_cache_key_keeps_callers_apart(caching: Qwen3Omni, calls: Calls) -> None:
-    question = [SYSTEM, user(text("Who are you?"))]
-    for key in ("one", "other", None):
-        result = caching.generate_audio(question, seed=1, cache_key=key, **LIMITS)
-        assert result.timings.reused_tokens == 0
-    again = caching.generate_audio(question, seed=1, cache_key="other", **LIMITS)
-    assert again.timings.reused_tokens == again.timings.prompt_tokens - 1
-    assert not calls.rows("thinker.copy")
-
-
 def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
     caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
 ) -> None:

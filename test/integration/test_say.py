@@ -16,7 +16,6 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same
@@ -105,17 +104,6 @@ def test_transformers_speaks_the_same_codes_of_random_weights(
     """Here the user turn changes the codes, which the checkpoint that ships does not mind."""
     for text in ("Hello there.", "How are you?"):
         assert_as_transformers(omni, reference, text, talker_max_new_tokens=30)
-
-
-def test_a_stream_is_what_say_collects(speaking: Qwen3Omni) -> None:
-    whole = speaking.say(LONG, seed=3)
-    with speaking.stream_speech(LONG, seed=3, chunk_frames=(1, 2, 4)) as stream:
-        events = list(stream)
-    assert isinstance(events[-1], Finished)
-    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == whole.text
-    streamed = np.concatenate([e.samples for e in events if isinstance(e, AudioChunk)])
-    assert np.array_equal(events[-1].result.codes, whole.codes)
-    assert np.abs(streamed - whole.audio).max() < 1e-4
 
 
 def test_names_of_special_tokens_are_words(speaking: Qwen3Omni) -> None:

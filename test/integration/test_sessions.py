@@ -14,14 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.events import AudioChunk, Finished
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.session import Session
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import (
     CASES,
     IMAGE,
-    QUESTION_WAV,
     audio,
     image,
     text,
@@ -30,11 +29,8 @@ from testing.media_cases import (
 )
 from testing.repeats import examples
 from testing.replies import GREEDY, assert_same, last
-from train.judge import Judge
-from train.speech import MEASURING, spoken_clip
 
 LIMITS: dict[str, Any] = {**GREEDY, "thinker_max_new_tokens": 5, "talker_max_new_tokens": 8}
-RATE = 16000
 SAID = [[text("Hello")], [IMAGE, text("What is it?")], [audio(1.3)], [video(4, 2.0)], [text("?")]]
 
 
@@ -180,55 +176,3 @@ def test_every_turn_is_the_references(deeper: tuple[Qwen3Omni, Reference], name:
             assert ours.token_ids == theirs.token_ids[:5]
             assert_same(ours, theirs, reference)
             session.heard(len(ours.audio) / 24000 * dice.choice((0.5, 1.0)))
-
-
-@pytest.fixture(scope="module")
-def speaking() -> Iterator[Qwen3Omni]:
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype="float32", max_concurrency=2) as omni:
-        yield omni
-
-
-def words(judge: Judge, samples: np.ndarray) -> str:
-    return " ".join(word.word for word in judge.hear(samples))
-
-
-@pytest.mark.parametrize("question", ["say red green", "what is two plus four"])
-def test_three_turns_with_a_barge_in_say_the_right_words(
-    speaking: Qwen3Omni, judge: Judge, question: str
-) -> None:
-    """All turns are spoken piece by piece; the third interrupts the second reply."""
-    dice = random.Random(1)
-
-    def ask(session: Session, said: str) -> None:
-        say(session, spoken_clip(said, MEASURING, dice), RATE, cuts(dice))
-
-    with speaking.session(seed=0, talker_max_new_tokens=100) as session:
-        ask(session, "what is one plus two")
-        result = last(session.respond())
-        assert result.text == words(judge, result.audio) == "three"
-        ask(session, "say three five seven blue")
-        spoken = []
-        with session.respond(chunk_frames=[4]) as stream:
-            for event in stream:
-                if isinstance(event, AudioChunk):
-                    spoken.append(event.samples)
-                if sum(map(len, spoken)) > 14000:
-                    break
-        assert words(judge, np.concatenate(spoken)).startswith("three")
-        interrupted = session.messages[-1]["content"]
-        assert "three five seven blue".startswith(interrupted)
-        assert interrupted not in ("", "three five seven blue")
-        ask(session, question)
-        result = last(session.respond())
-        expected = {"say red green": "red green"}.get(question, "six")
-        assert result.text == words(judge, result.audio) == expected
-
-
-def test_a_spoken_question_in_pieces_is_heard(speaking: Qwen3Omni, judge: Judge) -> None:
-    import soundfile
-
-    samples, rate = soundfile.read(QUESTION_WAV.with_name("sum.wav"), dtype="float32")
-    with speaking.session(seed=0, talker_max_new_tokens=100) as session:
-        say(session, samples, rate, cuts(random.Random(0)))
-        result = last(session.respond())
-    assert result.text == words(judge, result.audio) == "eight"

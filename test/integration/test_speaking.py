@@ -6,7 +6,6 @@ What a reply says is judged by train/judge.py, which knows espeak-ng's rendering
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.events import AudioChunk, Finished
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same
@@ -82,55 +80,6 @@ def test_transformers_answers_code_for_code(speaking: Qwen3Omni, spoken: bool) -
         assert ours.text == question.reply
         assert ours.token_ids == theirs.token_ids
         assert_same(ours, theirs, reference)
-
-
-def test_a_stream_says_what_the_whole_reply_says(speaking: Qwen3Omni, judge: Judge) -> None:
-    for words, reply in SOME:
-        with speaking.stream(user(words), seed=3, chunk_frames=(1, 2, 4), **LONGEST) as stream:
-            events = list(stream)
-        streamed = np.concatenate([e.samples for e in events if isinstance(e, AudioChunk)])
-        whole = speaking.generate_audio(user(words), seed=3, **LONGEST)
-        assert isinstance(events[-1], Finished)
-        assert np.array_equal(events[-1].result.codes, whole.codes)
-        assert np.abs(streamed - whole.audio).max() < 1e-4
-        assert " ".join(word.word for word in judge.hear(streamed)) == reply == whole.text
-
-
-def test_eight_at_once_each_say_their_own(speaking: Qwen3Omni, judge: Judge) -> None:
-    asked = (SOME * 2)[:8]
-    streams = [
-        speaking.stream(user(words), seed=number, speaker=("Ethan", "Chelsie", "Aiden")[number % 3])
-        for number, (words, _) in enumerate(asked)
-    ]
-    results: list[SpeechResult | None] = [None] * len(streams)
-
-    def collect(number: int) -> None:
-        for event in streams[number]:
-            if isinstance(event, Finished):
-                results[number] = event.result
-
-    threads = [Thread(target=collect, args=(number,)) for number in range(len(streams))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for (_, reply), result in zip(asked, results, strict=True):
-        assert result is not None
-        assert heard(judge, result) == result.text == reply
-
-
-def test_a_cancelled_neighbour_and_its_successor_change_no_word(
-    speaking: Qwen3Omni, judge: Judge
-) -> None:
-    words, reply = SOME[1]
-    with speaking.stream(user(words), seed=1, **LONGEST) as kept:
-        cancelled = speaking.stream(user(SOME[4][0]), seed=2, **LONGEST)
-        next(cancelled)
-        cancelled.close()
-        successor = speaking.generate_audio(user(SOME[2][0]), seed=4, **LONGEST)
-        result = next(event.result for event in kept if isinstance(event, Finished))
-    assert heard(judge, result) == result.text == reply
-    assert heard(judge, successor) == successor.text == SOME[2][1]
 
 
 # What a port gets wrong, put in on purpose: every one must be audible.

@@ -1,7 +1,6 @@
 """`transcribe`, as a person calls it. The weights are random: the words are noise, but the same."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-import tqdm
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
@@ -161,39 +159,6 @@ def test_without_a_file_that_can_be_read_no_model_is_loaded(
     assert second.startswith(f"qwen3-omni-neuron: {__file__}: the file is something else")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--model", "/nowhere"], "does not exist"),
-        (["--context-length", "1"], "--context-length is 2 to"),
-    ],
-)
-def test_what_concerns_every_file_ends_the_command(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    model = [] if "--model" in arguments else ["--model", str(checkpoint)]
-    assert main(["transcribe", str(QUESTION_WAV), str(QUESTION_WAV), *model, *arguments]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert said in printed.err
-    assert printed.err.count("\n") == 1
-
-
-def test_a_terminal_sees_how_far_it_is(
-    checkpoint: Path,
-    clips: list[Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread would outlive the test
-    files = [str(file) for file in clips[:2]]
-    assert main(["transcribe", *files, "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
-    printed = capsys.readouterr()
-    assert "2/2" in printed.err
-    assert [line.split("\t")[0] for line in printed.out.splitlines()] == files
-
-
 def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[Path]) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni:
         (missing,) = transcribe(omni, [Path("missing.wav")])
@@ -202,14 +167,6 @@ def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[
             list(transcribe(omni, clips, max_new_tokens=0))
     with pytest.raises(ClosedError):
         list(transcribe(omni, clips))
-
-
-def test_a_streamed_transcript_is_that_of_the_whole(omni: Qwen3Omni, clips: list[Path]) -> None:
-    *deltas, segment = stream_transcript(omni, {"audio": clips[1].read_bytes()}, None, TOKENS)
-    texts = [event.text for event in deltas if isinstance(event, TextDelta)]
-    assert len(texts) > 1
-    assert isinstance(segment, Segment)
-    assert "".join(texts) == segment.text == text_of(omni, clips[1])
 
 
 def speech(*lengths: float) -> np.ndarray:
@@ -278,17 +235,6 @@ def test_text_comes_while_the_audio_is_read() -> None:
     next(events)
     assert len(read) == 1
     assert sum(isinstance(event, Segment) for event in events) > 9 * 58 / 8
-
-
-def test_silence_is_not_asked_about(tmp_path: Path) -> None:
-    model: Any = ScriptedModel(["Hi"])
-    soundfile.write(tmp_path / "silence.flac", np.zeros(8000 * 600), 8000)
-    (outcome,) = transcribe(model, [tmp_path / "silence.flac"])
-    assert isinstance(outcome, Transcript)
-    assert (outcome.text, outcome.audio_s, outcome.finish_reason) == ("", 600.0, "stop")
-    assert outcome.total_s == pytest.approx(600 * outcome.rtf)
-    assert list(stream_transcript(model, {"audio": tmp_path / "silence.flac"})) == []
-    assert model.asked == []
 
 
 def test_a_limit_that_ends_one_window_is_the_transcripts(tmp_path: Path) -> None:

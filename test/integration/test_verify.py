@@ -270,39 +270,6 @@ def test_a_stale_tree_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Compile again: " in error
 
 
-def changed_reference(reference: Path, path: Path, **changes: Any) -> Path:
-    with np.load(reference) as file:
-        arrays = dict(file)
-    for name, change in changes.items():
-        array = name.replace("__", "/")
-        arrays[array] = change(arrays[array])
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
-    return path
-
-
-def about_with(**fields: Any) -> Callable[[Any], Any]:
-    return lambda about: np.array(json.dumps({**json.loads(str(about)), **fields}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"about": about_with(format=3)}, "its format is 3, this version reads 4"),
-        ({"about": about_with(config="other")}, r"another config\.json"),
-        ({"about": lambda _: None}, "about"),
-        ({"0__samples": lambda x: np.array([object()])}, "pickle"),
-    ],
-)
-def test_a_file_that_is_no_reference_is_refused(
-    reference: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    path = changed_reference(reference, tmp_path / "changed.npz", **changes)
-    (tmp_path / "text.npz").write_text("no archive")
-    for file, said in ((path, message), (tmp_path / "text.npz", "can't be read as a reference")):
-        with pytest.raises(ArtifactError, match=said):
-            read_reference(file, SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
-
-
 def test_stages_in_other_processes_are_refused() -> None:
     with pytest.raises(OptionError, match="placement is shared"):
         verify(SPEAKING_CHECKPOINT, load={"placement": "split"})
