@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import (
     Checkpoint,
-    ShardReader,
     conversation_fingerprint,
     fingerprint,
 )
@@ -32,9 +29,6 @@ from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.target import CPU, LIMITS
 from qwen3_omni_neuron.cpu.weights import (
-    WEIGHTS_FILE,
-    compile_model,
-    expected_bytes,
     load_checkpoint_models,
     load_compiled_models,
 )
@@ -59,8 +53,6 @@ SOUND = "thinker.audio_tower.layers.0.self_attn.v_proj"
 PICTURE = "thinker.visual.blocks.0.attn.qkv"
 SPEECH = "talker.model.layers.0.mlp.shared_expert.up_proj"
 LAYERS = (QUERY, KEY, EXPERT, SOUND, PICTURE, SPEECH)
-TABLE = "thinker.model.embed_tokens"
-HEAD = "talker.codec_head.weight"
 RANK = 4
 
 
@@ -261,26 +253,6 @@ def test_over_drawn_weights_an_adapter_is_refused(tmp_path: Path, adapter: Path)
         Checkpoint(drawn, [AdapterPath(adapter)])
 
 
-def test_an_adapter_that_is_broken_or_gone_when_it_is_merged_is_named(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    folder = write(tmp_path / "one", factors(weights, QUERY))
-    checkpoint, file = Checkpoint(base, [AdapterPath(folder)]), folder / "adapter_model.safetensors"
-    for change, message in (
-        (lambda: save_file(factors(weights, KEY), file), "does not contain tensor"),
-        (lambda: file.write_bytes(b"{}"), "[Hh]eader"),
-        (file.unlink, "No such file"),
-    ):
-        change()
-        with (
-            checkpoint.reader() as reader,
-            pytest.raises(
-                CheckpointError, match=f"The adapter {folder} can't be read: .*{message}"
-            ),
-        ):
-            reader.tensor(f"{QUERY}.weight")
-
-
 def test_adapters_their_order_and_weights_are_part_of_fingerprints(
     base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
 ) -> None:
@@ -406,35 +378,6 @@ def test_over_any_quantised_form_the_weights_that_it_stands_for_are_merged(
     )
 
 
-def test_over_a_quantised_checkpoint_the_changed_matrices_are_rounded_anew(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    rounded = re.compile(r"thinker\.model\.layers.*_proj\.weight")
-    quantised, widened = write_quantised_checkpoint(
-        base,
-        tmp_path,
-        lambda name: fp8() if rounded.fullmatch(name) else None,
-        FLOATS,
-    )
-    given = [AdapterPath(write(tmp_path / "one", factors(weights, QUERY)))]
-    merged = Checkpoint(quantised, given)
-    name = f"{QUERY}.weight"
-    assert merged.merged == (
-        f"{given[0]} merged into 1 weights, 1 of them quantised, which are rounded anew",
-    )
-    assert Checkpoint(quantised).quantised.keys() - merged.quantised.keys() == {name}
-    with merged.reader() as reader:
-        assert torch.equal(reader.tensor(name), read(widened, name, given[0].folder))
-    config = read_config(base)
-    ours, theirs = (
-        load_checkpoint_models(Checkpoint(folder, given), config, "int8", ["thinker"], packed=False)
-        for folder in (quantised, widened)
-    )
-    assert ours.thinker is not None and theirs.thinker is not None
-    target = "decoder.layers.0.attention.qkv.weight"
-    assert torch.equal(ours.thinker.get_parameter(target), theirs.thinker.get_parameter(target))
-
-
 @pytest.mark.skipif(find_library() is None, reason="the C was not compiled, which reads 4 bits")
 def test_auto_rounds_no_merged_matrix_to_4_bits(
     base: Path, weights: dict[str, Tensor], tmp_path: Path
@@ -464,50 +407,6 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
         )
         error = torch.linalg.norm(found - expected) / torch.linalg.norm(expected)
         assert 0 < error < 0.01 if number == 0 else error == 0
-
-
-def test_sizes_are_those_with_the_adapter(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    """A matrix is not kept as published where an adapter changes a part of it."""
-    names = [QUERY.replace("q_proj", part) + ".weight" for part in ("k_proj", "q_proj", "v_proj")]
-    folder, _ = write_quantised_checkpoint(
-        base,
-        tmp_path,
-        lambda name: gptq() if name in names else None,
-        {"quant_method": "gptq", "bits": 4, "group_size": 32},
-    )
-    adapter = write(tmp_path / "adapter", factors(weights, QUERY))
-    given = [AdapterPath(adapter)]
-    plan = make_plan(folder, read_config(folder), LIMITS, adapters=given, dtype="int4")
-    compile_model(plan, "thinker", tmp_path)
-    with (tmp_path / WEIGHTS_FILE).open("rb") as file:
-        header = 8 + int.from_bytes(file.read(8), "little")
-        assert expected_bytes(plan, "thinker") == file.seek(0, 2) - header
-
-
-def test_a_load_holds_two_merged_matrices_at_most(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one just read, and the first of those that a parameter is made of; in float32."""
-    layers = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
-    tensors = {n: t for layer in layers for n, t in factors(weights, layer).items()}
-    checkpoint = Checkpoint(base, [AdapterPath(write(tmp_path / "one", tensors))])
-    merged, memory, held = checkpoint.merged_names, list[StorageWeakRef](), list[int]()
-    read_tensor = ShardReader.tensor
-
-    def watched(reader: ShardReader, name: str) -> Tensor:
-        tensor = read_tensor(reader, name)
-        if name in merged:
-            memory.append(StorageWeakRef(tensor.untyped_storage()))
-            held.append(sum(not one.expired() for one in memory))
-        return tensor
-
-    monkeypatch.setattr(ShardReader, "tensor", watched)
-    models = load_checkpoint_models(checkpoint, read_config(base), "bfloat16", STAGES, packed=False)
-    assert models.thinker is not None
-    assert len(held) == len(layers) > 100 and max(held) <= 2
-    assert all(one.expired() for one in memory)
 
 
 def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
@@ -556,17 +455,6 @@ def test_verify_takes_references_with_its_adapters_alone(
     for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
         assert cli.main([*wrong, "--against", str(path)]) == 1
         assert "or with other adapters" in capsys.readouterr().err
-
-
-def test_the_flag_takes_a_folder_and_a_weight_and_shows_them_so() -> None:
-    from qwen3_omni_neuron.cli.model_arguments import adapter
-
-    assert [adapter(text) for text in ("a", "a=0.5", "a=b", "a=b=-2")] == [
-        ("a", 1.0), ("a", 0.5), ("a=b", 1.0), ("a=b", -2.0),
-    ]  # fmt: skip
-    for folder, weight in product(("a", "a=b", "a=2", "a=b=0.5"), (1.0, 0.1234567, -1e-9)):
-        given = AdapterPath(Path(folder), weight)
-        assert AdapterPath.of(adapter(str(given))) == given
 
 
 def test_the_command_line_names_a_wrong_adapter(

@@ -9,7 +9,6 @@ import pytest
 
 from qwen3_omni_neuron import Finished, Qwen3Omni, Qwen3OmniError, generate_audio
 from qwen3_omni_neuron.errors import (
-    BusyError,
     ClosedError,
     LateError,
     MessageError,
@@ -76,17 +75,6 @@ def test_a_wrong_argument_of_load_is_refused(
         Qwen3Omni.load(checkpoint, **options)
 
 
-def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers(checkpoint: Path) -> None:
-    with Qwen3Omni.load(checkpoint, context_length=40, max_concurrency=1) as omni:
-        with pytest.raises(PromptTooLongError, match=r"has \d+ tokens and the KV cache 40"):
-            omni.stream([{"role": "user", "content": "x" * 60}])
-        fits = omni.generate_audio(HELLO, talker_max_new_tokens=2, thinker_do_sample=False)
-        prompt = len(omni.prompt_builder.prompt(HELLO))
-    # The reply ends where the cache does, and says so.
-    assert len(fits.token_ids) == 40 - prompt
-    assert fits.thinker_finish_reason == "length"
-
-
 @pytest.mark.parametrize("over", [-1, 0])
 def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over: int) -> None:
     with Qwen3Omni.load(checkpoint, context_length=40, max_concurrency=1) as omni:
@@ -107,32 +95,10 @@ def test_a_stream_that_was_never_read_and_is_dropped_holds_no_slot(omni: Qwen3Om
     assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
 
 
-def test_a_failed_request_leaves_the_model_usable(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(omni._pipeline._engines.vocoder, "start", lambda *_: 1 / 0)
-        for _ in range(5):
-            with pytest.raises(ZeroDivisionError):
-                omni.generate_audio(HELLO, **SHORT)
-    assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
-
-
 def test_a_deadline_that_passes_is_raised_by_name(omni: Qwen3Omni) -> None:
     with pytest.raises(LateError, match=r"no first token after 1e-09 s; the thinker"):
         omni.generate_audio(HELLO, first_token_timeout_s=1e-9)
     assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
-
-
-def test_more_requests_than_slots_and_queue_are_refused(checkpoint: Path) -> None:
-    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=1) as omni:
-        first, second = omni.stream(HELLO), omni.stream(HELLO)
-        assert (first.queue_position, second.queue_position) == (0, 1)
-        with pytest.raises(BusyError, match="all 1 slots are in use, and 1 requests wait"):
-            omni.stream(HELLO)
-        first.close()
-        second.close()
-        assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
 
 
 def test_a_closed_model_says_so(checkpoint: Path) -> None:
@@ -197,28 +163,3 @@ def test_an_empty_text_is_refused(omni: Qwen3Omni) -> None:
     for ask in (omni.stream, omni.generate_text, lambda text: omni.session(messages=text)):
         with pytest.raises(MessageError, match="the text to answer is empty"):
             ask(" \n")
-
-
-def test_a_model_a_stream_and_a_session_are_shown_in_a_line(checkpoint: Path) -> None:
-    with Qwen3Omni.load(checkpoint, max_concurrency=1, context_length=256) as omni:
-        speakers = ("Aiden", "Chelsie", "Ethan")
-        assert omni.speakers == omni.info.speakers == speakers
-        shown = f"Qwen3Omni('{checkpoint}', speakers={speakers}, slots=1, context_length=256"
-        assert repr(omni) == f"{shown})"
-        session = omni.session(messages=HELLO)
-        assert repr(session) == "<Session: 1 turn>"
-        reply, waiting = session.respond(), omni.stream(HELLO)
-        prompt = f"{reply.prompt_tokens} prompt tokens"
-        assert repr(session) == "<Session: 2 turns, a reply streams>"
-        assert repr(waiting) == f"<SpeechStream: {prompt}, queued>"
-        next(reply)
-        assert repr(reply) == f"<ReplyStream: {prompt}, in slot 0>"
-        reply.close()
-        assert repr(reply) == f"<ReplyStream: {prompt}, ended>"
-        session.append("And now?")
-        session.close()
-        assert (
-            repr(session) == "<Session: 2 turns, a turn of the user's that is not answered, closed>"
-        )
-        waiting.close()
-    assert repr(omni) == f"{shown}, closed)"

@@ -145,30 +145,6 @@ def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen
     assert slots_are_free(omni)
 
 
-def test_a_loop_that_is_closed_while_a_stream_waits_in_it_fails_nobody(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stage that has an event for it goes on, and the stream may be read by a thread."""
-    engine, may_prefill = omni._pipeline._engines.thinker, threading.Event()
-    original = engine.prefill
-
-    def held(*arguments: Any) -> Any:
-        assert may_prefill.wait(60)
-        return original(*arguments)
-
-    monkeypatch.setattr(engine, "prefill", held)
-    stream, other = (omni.stream(HELLO, seed=seed, **LIMITS) for seed in (3, 4))
-    loop = asyncio.new_event_loop()
-    waiting: Any = loop.create_task(anext(stream))
-    while stream._live.output.on_change is None:
-        loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    may_prefill.set()
-    assert isinstance(list(other)[-1], Finished)
-    assert isinstance(list(stream)[-1], Finished)
-    waiting._log_destroy_pending = False
-
-
 def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
     assert omni.info.speakers == ("Aiden", "Chelsie", "Ethan")
     assert (omni.info.slots, omni.info.thinks, omni.info.takes_tools) == (3, False, False)

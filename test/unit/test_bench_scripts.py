@@ -26,14 +26,9 @@ from bench.common.manifests import SHIPPED, read_conversations
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from testing import report_cases
-from testing.call_cost import (
-    CHUNK,
-    RELEASED_CODE2WAV,
-)
 from testing.headlines import of_speech
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
-from testing.released import RELEASED
 from testing.repeats import again
 from testing.results import Results, load_results, publish
 
@@ -283,19 +278,6 @@ def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
-def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
-    """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
-    found = run(end_of_speech, ["--replay", "port-167,expected", "--others", "0"], tmp_path)
-    assert all(row["kind"] == "replay" for row in found.rows)
-    seconds = {(r["profile"], r["placement"], r["held_rows"]): r["max_s"] for r in found.rows}
-    held = 1294 - end_of_speech.OPEN_ROWS
-    assert seconds["port-167", "shared", held] < 0.170
-    assert seconds["port-167", "split", held] < 0.150
-    assert seconds["port-167", "shared", 0] > 0.7
-    assert seconds["expected", "shared", held] < seconds["expected", "shared", 0]
-
-
-@pytest.mark.release
 def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:
     found = run(long_speech, [*model, "--frames", "130", "--chunk", "2"], tmp_path)
     places = [(row["part"], row["from_frame"], row["to_frame"]) for row in found.rows]
@@ -304,11 +286,6 @@ def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> 
     assert found.summary["code2wav_time_a_frame_does_not_grow"] == "not measured"
     assert found.summary["code2wav_memory_stays_flat"] == "not measured"
     assert found.summary["talker_frames"] == 130
-
-
-def test_the_work_of_the_released_code2wav_is_counted() -> None:
-    adds, weight_bytes = bench_threads.code2wav_work(RELEASED, CHUNK)
-    assert (RELEASED_CODE2WAV.multiply_adds, RELEASED_CODE2WAV.weight_bytes) == (adds, weight_bytes)
 
 
 @pytest.fixture

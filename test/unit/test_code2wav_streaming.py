@@ -2,18 +2,14 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, chain, cycle, pairwise, product
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, cycle, pairwise, product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
@@ -22,13 +18,10 @@ from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart
-from testing.models import load_models
-from testing.repeats import examples
 
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint
@@ -160,19 +153,6 @@ def test_stream_equals_one_full_decode_for_every_split(
     assert_same(chunks, expected, EXACT[dtype])
 
 
-@settings(max_examples=examples(20), deadline=None, derandomize=True)
-@given(split=st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_stream_equals_one_full_decode_for_random_splits(
-    double: Code2Wav, split: list[int]
-) -> None:
-    codes = random_codes(sum(split), seed=1)
-    chunks = stream(double, codes, split)
-    lengths = [n * FRAME for n in split]
-    lengths[0] -= LATENCY
-    assert [c.shape[1] for c in chunks] == lengths
-    assert_same(chunks, double(codes), 1e-9)
-
-
 def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
     """The reference computes them as it goes; the talker sets the limit."""
     longer = Code2Wav(dataclasses.replace(double.config, max_positions=20)).double()
@@ -180,70 +160,6 @@ def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wa
     codes = random_codes(50)
     sound = torch.cat(stream(longer, codes, [25, 25]), 1)
     assert (sound - double(codes)).abs().max() < EXACT[torch.float64]
-
-
-def test_stream_with_the_released_window(double: Code2Wav) -> None:
-    """72 frames, over more than three windows."""
-    wide = Code2Wav(dataclasses.replace(double.config, sliding_window=72)).double()
-    wide.load_state_dict(double.state_dict())
-    codes = random_codes(3 * 72 + 25)
-    expected = wide(codes)
-    for name in ("primes", "ramp"):
-        assert_same(stream(wide, codes, cut(codes.shape[2], SPLITS[name])), expected, 1e-9)
-    assert (expected - double(codes)).abs().max() > 1e-3, "the window shows in the sound"
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_state_never_changes_its_shapes(
-    single: Code2Wav, double: Code2Wav, checkpoint: Path, config: OmniConfig, dtype: torch.dtype
-) -> None:
-    """[streams, ...] each: keys and values, convolutions' inputs, one held frame a block."""
-    code2wav = {torch.float64: double, torch.float32: single}.get(dtype)
-    if code2wav is None:
-        code2wav = load_models(Checkpoint(checkpoint), config, dtype).code2wav
-        assert code2wav is not None
-    kinds = set()
-    for split in ((1, 1, 30), (30, 1), (5, 13)):
-        codes = random_codes(sum(split), streams=3)
-        first, *rest = codes.split(split, 2)
-        samples, state = code2wav.start(first)
-        for chunk in rest:
-            kinds.add(tuple((t.shape, t.dtype) for t in state))
-            samples, state = code2wav.step(chunk, state)
-            assert samples.dtype == dtype
-        kinds.add(tuple((t.shape, t.dtype) for t in state))
-        assert state[0].tolist() == [sum(split)] * 3
-    (kind,) = kinds
-    assert kind[0] == ((3,), torch.int64)
-    assert all(shape[0] == 3 and t == dtype for shape, t in kind[1:])
-    sizes = [tuple(shape[1:]) for shape, _ in kind[1:]]
-    units = [[(c, 1), (c // 2, 6), (c // 2, 18), (c // 2, 54)] for c in (32, 16, 8, 4)]
-    assert sizes == [*[(4, 11, 16)] * 4, *[(64, 6)] * 3, *chain(*units), (2, 6)]
-
-
-def test_step_changes_nothing_that_it_is_given(double: Code2Wav) -> None:
-    codes = random_codes(8)
-    _, state = double.start(codes)
-    before = tuple(t.clone() for t in state)
-    once, after = double.step(codes, state)
-    again, _ = double.step(codes, state)
-    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
-    assert torch.equal(once, again)
-    own = {t.untyped_storage().data_ptr() for t in after}
-    assert len(own) == len(after), "no part of a state is a view"
-    assert all(t.untyped_storage().nbytes() == t.nbytes for t in after)
-
-
-@pytest.mark.parametrize("garbage", [0, 63, "random"])
-def test_padding_frames_change_no_kept_sample(double: Code2Wav, garbage: int | str) -> None:
-    codes = random_codes(15)
-    padded = random_codes(24, seed=7) if garbage == "random" else torch.full((1, 16, 24), garbage)
-    padded[..., :15] = codes
-    expected = double(codes)
-    assert_same([double.start(padded)[0][:, : 15 * FRAME - LATENCY]], expected, 1e-9)
-    first, state = double.start(codes[..., :10])
-    last, _ = double.step(padded[..., 10:], state)
-    assert_same([first, last[:, : 5 * FRAME]], expected, 1e-9)
 
 
 def test_a_broken_stream_breaks_no_other(double: Code2Wav) -> None:
@@ -256,21 +172,6 @@ def test_a_broken_stream_breaks_no_other(double: Code2Wav) -> None:
     assert_same([samples[1:2]], alone, 1e-9)
     for ours, expected in zip(part(states)[1], left, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("garbage", [1e4, -1e15])
-def test_keys_and_values_that_are_not_there_are_not_seen(double: Code2Wav, garbage: float) -> None:
-    """After 3 frames the first 8 of 11 are from before the stream."""
-    _, state = double.start(random_codes(3))
-    expected, _ = double.step(random_codes(6), state)
-    keys_and_values = 1 + 2 * double.config.layers
-    for tensor in state[1:keys_and_values]:
-        assert not tensor[:, :, :8].any() and tensor[:, :, 8:].all()
-        tensor[:, :, :8] = garbage
-    samples, left = double.step(random_codes(6), state)
-    assert_same([samples], expected, 1e-9)
-    for tensor in left[1:keys_and_values]:
-        assert (tensor[:, :, 2:] != garbage).all() and (tensor[:, :, :2] == garbage).all()
 
 
 def test_the_references_chunks_lose_sound_and_ours_lose_none(
@@ -375,19 +276,3 @@ def test_a_call_that_raises_moves_no_slot(vocoder: Vocoder, single: Code2Wav) ->
     for slot in (0, 1):
         sound[slot] += vocoder.step([slot], [rows(codes[slot], 4, 8)])
         assert_same(as_chunks(sound[slot]), single(codes[slot]), 1e-5)
-
-
-def eager_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> CpuVocoder:
-    return CpuVocoder(EagerCode2Wav(single), slots, chunk_frames)
-
-
-@pytest.mark.parametrize("make", [eager_vocoder, neuron_vocoder])
-def test_close_drops_the_streams(single: Code2Wav, make: Callable[..., Vocoder]) -> None:
-    vocoder = make(single, slots=1, chunk_frames=(2, 4))
-    assert (vocoder.slots, vocoder.chunk_frames) == (1, (2, 4))
-    assert (vocoder.frame_samples, vocoder.latency_samples) == (FRAME, LATENCY)
-    codes = rows(random_codes(4), 0, 4)
-    vocoder.start([0], [codes])
-    vocoder.close()
-    with pytest.raises(AssertionError, match=r"slots \[0\] hold no stream"):
-        vocoder.step([0], [codes])

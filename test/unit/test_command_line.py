@@ -1,6 +1,5 @@
 """The parser: help, examples, errors that name a flag, completion; and pipes that are closed."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.completion import SHELLS
 from qwen3_omni_neuron.cli.parsing import with_flags
@@ -120,17 +118,6 @@ def test_what_was_removed_is_refused_with_what_to_use_instead(
         FleetSettings.parse({"max_bodies_bytes": 1})
 
 
-def test_errors_of_the_package_name_flags() -> None:
-    verb = make_parser().parse_args(["serve"]).verb
-    said = "compiled_path is not set; max_body_bytes is 1. speaker model_path x."
-    assert with_flags(said, verb) == (
-        "--compiled is not set; --max-body-bytes is 1. speaker --model x."
-    )
-    calls = ("`load(model_path=1)`", "a.model_path", "'model_path'", "my_model_path")
-    for kept in (*calls, "/a/model_path", "model_path/a", "model_path.wav"):
-        assert with_flags(kept, verb) == kept
-
-
 @pytest.mark.parametrize(
     ("arguments", "said", "named"),
     [
@@ -169,27 +156,6 @@ def test_a_reader_that_leaves_ends_a_verb_without_a_word(
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (ExitStatus.UNREAD, "")
-
-
-def test_a_pipe_that_breaks_in_a_verb_is_an_error() -> None:
-    """Only where stdout's reader is gone does it end without a word."""
-    script = """
-import sys
-from qwen3_omni_neuron import cli
-from qwen3_omni_neuron.cli import doctor
-
-def breaks(parsed):
-    raise BrokenPipeError("a worker's pipe")
-
-doctor._doctor = breaks
-sys.argv[1:] = ["doctor"]
-cli.run()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == ExitStatus.FAILED
-    assert done.stderr.endswith("BrokenPipeError: a worker's pipe\n")
 
 
 def run_without_torch(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -305,9 +271,3 @@ def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(
     (tmp_path / "file").write_text("")
     assert main(["inspect", str(tmp_path / name)]) == ExitStatus.FAILED
     assert f"{tmp_path / name} {said}" in capsys.readouterr().err
-
-
-def test_inspect_shows_a_checkpoint_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(SPEAKING_CHECKPOINT), "--json"]) == ExitStatus.OK
-    shown = json.loads(capsys.readouterr().out)
-    assert {row["part"] for row in shown["tensors"]} >= {"thinker", "talker", "code2wav"}

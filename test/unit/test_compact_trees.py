@@ -111,21 +111,6 @@ def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted: Path, tree:
     }
 
 
-def test_a_tree_of_plain_matrices_is_loaded(
-    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of an earlier version, or that a machine without the C compiled."""
-    with monkeypatch.context() as without_c:
-        without_c.setattr(precision, "find_library", lambda: None)
-        stored = compile_into(tmp_path, planted)
-    assert {tensor.dtype for tensor in stored.values()} == {torch.float32, torch.bfloat16}
-    config = read_config(planted)
-    found = load_compiled_models(tmp_path, config, "mixed", STAGES, packed=False)
-    wanted = load_checkpoint_models(Checkpoint(planted), config, "float32", STAGES, packed=False)
-    pairs = zip(parameters(found), parameters(wanted), strict=True)
-    assert all(one == other for one, other in pairs)
-
-
 LAYOUT: Layout = {
     "a": ((4, 6), torch.uint8),
     "b": ((2, 5), torch.float32),

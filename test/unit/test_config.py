@@ -12,7 +12,6 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import (
-    AudioEncoderConfig,
     GenerationDefaults,
     OmniConfig,
     RopeConfig,
@@ -151,13 +150,3 @@ def test_latency_follows_from_the_upsampling() -> None:
     assert c is not None and (c.latency_samples, c.frame_samples) == (555, 1920)
     assert replace(c, upsample_rates=(8, 5, 4)).latency_samples == 184
     assert replace(c, upsample_rates=(2,)).latency_samples == 2
-
-
-@pytest.mark.parametrize(
-    ("mel_frames", "tokens"), [(0, 0), (1, 1), (8, 1), (9, 2), (99, 13), (100, 13), (101, 14)]
-)
-def test_audio_tokens_of_a_clip(config: OmniConfig, mel_frames: int, tokens: int) -> None:
-    audio: AudioEncoderConfig = config.thinker.audio
-    assert audio.tokens(mel_frames) == tokens
-    assert audio.tokens(3000) == 390
-    assert audio.window_tokens == 104

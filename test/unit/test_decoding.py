@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import (
     InputError,
     PromptTooLongError,
 )
-from qwen3_omni_neuron.events.encoding import pcm16, wav_header
+from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.helpers import inline
 from qwen3_omni_neuron.helpers.inline import decode_inline
 from qwen3_omni_neuron.helpers.job import Job, Measured
@@ -28,7 +28,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_recordings import make_recording
 from testing.made_videos import make_video
-from testing.media_cases import QUESTION_WAV, noise_image, tone, user
+from testing.media_cases import QUESTION_WAV, noise_image, user
 
 ORIENTATION = 0x0112
 
@@ -337,14 +337,6 @@ def test_plain_wav_is_read_inline_as_the_pool_reads_it(
     with pytest.raises(RefusedError) as refused:
         decode_inline(job, refuse)
     assert list(refused.value.args) == sizes
-
-
-def test_our_own_wav_is_read_inline() -> None:
-    samples = tone(0.5)
-    data = pcm16(samples)
-    decoded = decode_inline(job_of("audio", wav_header(16000, len(data)) + data))
-    assert decoded is not None
-    assert np.abs(decoded.item["audio"] - samples).max() < 1e-4
 
 
 def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:

@@ -123,28 +123,6 @@ def test_a_job_of_one_owner_does_not_wait_for_those_of_another(
     run(main())
 
 
-def test_a_cancelled_job_is_killed_at_once_and_the_next_begins(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> None:
-        pool = DecodingPool(decoders=1, deadline_s=3600.0, server=MODULE)
-        first = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        second = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        third = asyncio.create_task(pool.decode("b", job_of("audio", sound("FLAC", "PCM_16"))))
-        (child,) = await until(lambda: children_of(pool))
-        second.cancel()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert (await third).measured.seconds == 1.3
-        assert not lives(child)
-        await pool.close()
-
-    run(main())
-
-
 def test_a_task_may_be_cancelled_at_any_moment(
     run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> None:

@@ -468,17 +468,6 @@ def test_a_field_that_is_for_a_file_is_refused_beside_frames(form: str, name: st
         assert read_item(item).keys() == item.keys()
 
 
-def test_fields_that_are_for_python_or_for_samples_alone() -> None:
-    with pytest.raises(InputError, match="sampling_rate beside a sound file"):
-        read_item({"type": "audio", "audio": "a.wav", "sampling_rate": 16000})
-    with pytest.raises(ApiError, match="unknown field 'sampling_rate'"):
-        options_of(part("audio", None, sampling_rate=16000))
-    frames = {"type": "video", "video": np.zeros((4, 28, 28, 3), np.uint8), "sample_fps": 2.0}
-    assert read_item(frames) == frames
-    with pytest.raises(ApiError, match=r"unknown field 'sample_fps'\. The rate of frames is fps"):
-        options_of(part("video", None, sample_fps=2.0))
-
-
 # The other endpoints and the socket. Each reader returns what is asked of the server, and the
 # names of the fields without effect; it raises ApiError for a field that is refused.
 
@@ -1012,16 +1001,6 @@ def test_a_field_that_nobody_knows_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "item",
-    [FLAT_RESULT, {"type": "item_reference", "id": "i"}, {"role": "user", "content": "Hi"}],
-)
-def test_an_unknown_field_of_a_responses_input_is_refused_by_its_path(item: Json) -> None:
-    with pytest.raises(ApiError) as refused:
-        read_response({"input": [{**item, "colour": "red"}]})
-    assert refused.value.param == "input[0].colour"
-
-
-@pytest.mark.parametrize(
     ("part", "name"),
     [
         ({**SAYS["content"][0], "image_url": URL}, "image_url"),
@@ -1064,17 +1043,3 @@ def test_a_message_in_python_has_the_fields_of_its_role_alone(role: str) -> None
             with pytest.raises(MessageError, match=words):
                 read_message({**plain, name: value})
         assert read_message({**plain, name: None}) == plain
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("contents", r"Did you mean content\?"),
-        ("tool_call", r"Did you mean tool_calls\?"),
-        ("fps", "It is a field of video items"),
-        ("use_audio_in_video", "an option of the request"),
-    ],
-)
-def test_an_unknown_field_of_a_message_has_a_hint(name: str, hint: str) -> None:
-    with pytest.raises(MessageError, match=hint):
-        read_message({"role": "assistant", "content": "Hi", name: 1})

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -17,7 +16,6 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError
 from qwen3_omni_neuron.helpers import grammars
 from qwen3_omni_neuron.helpers.grammars import CompiledGrammar, GrammarPool
 from qwen3_omni_neuron.runtime import thinker_stage
-from qwen3_omni_neuron.runtime.grammar import Grammar
 from testing import grammar_faults
 from testing.subprocesses import children, open_files
 
@@ -281,25 +279,3 @@ def test_a_grammar_that_ends_at_the_limit_of_tokens_ends_by_itself(omni: Qwen3Om
     for most, reason in ((count, "stop"), (count - 1, "length")):
         result = omni.generate_text(HELLO, seed=3, grammar=grammar, thinker_max_new_tokens=most)
         assert (result.thinker_finish_reason, len(result.token_ids)) == (reason, most)
-
-
-def test_the_tokens_that_end_a_reply_are_read_once(omni: Qwen3Omni) -> None:
-    """However many they are: a step reads none of them."""
-    read = []
-
-    class Counted(frozenset[int]):
-        def __iter__(self) -> Iterator[int]:
-            read.append(threading.current_thread().name)
-            return super().__iter__()
-
-    compiling = omni.compile_grammar(grammar={"regex": "[ab]{9}"})
-    assert compiling is not None
-    grammar = compiling.result(LONG_S)
-    assert isinstance(grammar, Grammar)
-    state = grammar.begin(Counted((omni._config.im_end_id, *range(10**6, 10**6 + 9))))
-    for _ in range(4):
-        settle(state._matcher)
-        bits = np.unpackbits(state._matcher.mask.view(np.uint8), bitorder="little")
-        state.push(int(bits.argmax()))
-    state.close()
-    assert len(read) == 1

@@ -97,15 +97,6 @@ def test_what_is_transparent_is_shown_on_white() -> None:
         assert np.abs(load(image).astype(int) - expected).max() <= 1
 
 
-def test_a_palette_with_a_transparent_colour_is_shown_on_white() -> None:
-    picture = Image.new("P", (4, 2), 1)
-    picture.putpalette([0, 0, 0, 10, 20, 30])
-    picture.putpixel((0, 0), 0)
-    shown = load(file_of(picture, transparency=0))
-    assert shown[0, 0].tolist() == [255, 255, 255]
-    assert shown[1, 3].tolist() == [10, 20, 30]
-
-
 def test_16_bit_grey_keeps_its_greys() -> None:
     wide = np.array([[0, 256, 32768, 65535]], np.uint16)
     for image in (file_of(Image.fromarray(wide)), Image.fromarray(wide.astype(np.int32))):
@@ -232,15 +223,6 @@ def test_other_formats_are_named_and_not_opened(monkeypatch: pytest.MonkeyPatch,
 def test_videos_and_sound_are_sent_where_they_belong(data: bytes, said: str) -> None:
     with pytest.raises(ImageError, match=f"^here: {len(data)} bytes is {said}"):
         load(data)
-
-
-def test_a_picture_whose_file_was_closed_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
-    path.write_bytes(PNG)
-    with Image.open(path) as picture:
-        pass
-    with pytest.raises(ImageError, match=r"^here is a PIL image that can't be read"):
-        load(picture)
 
 
 def test_a_decompression_bomb_is_refused_and_a_large_picture_is_not(

@@ -17,7 +17,6 @@ from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
-from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE, MoeFeedForward
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
@@ -235,13 +234,3 @@ def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
     c = RELEASED.thinker.text
     experts = 3 * c.moe.experts * c.moe.expert_width * c.hidden_size * c.layers
     assert f"{2 * experts / 1e9:.1f} of the 70.5 GB" in TRN2_PAGE
-
-
-def test_neurons_targets_take_int8_and_compute_in_bfloat16(config: OmniConfig) -> None:
-    for target in ("torchneuron", "neuron"):
-        plan = plan_of(Path(), config, target, dtype="int8")
-        assert (plan.dtype, plan.arithmetic) == ("int8", "bfloat16")
-        assert "mixed_arithmetic" not in plan.settings
-    assert plan_of(Path(), config, dtype="int8").arithmetic == "float32"
-    with pytest.raises(OptionError, match="auto or one of bfloat16, float32, int8 for target"):
-        plan_of(Path(), config, "neuron", dtype="int4")

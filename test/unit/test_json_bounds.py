@@ -201,32 +201,6 @@ def test_a_session_and_a_response_have_the_same_bounds() -> None:
     response_config({"metadata": {"a" * 64: "b" * 512}}, voices)
 
 
-def test_a_tools_parameters_are_not_copied_for_each_response() -> None:
-    voices = Voices(("Ethan",))
-    given = {"tools": [{"type": "function", "name": "f", "parameters": {"a": [None]}}]}
-    config = updated(first_config("m", voices), given, voices)
-    (tool,) = options_of(config)["tools"]
-    assert tool == {"type": "function", "function": {"name": "f", "parameters": {"a": [None]}}}
-    assert config.tools is not None
-    assert tool["function"]["parameters"] is config.tools[0].parameters
-
-
-@pytest.mark.parametrize(
-    ("fields", "large"),
-    [
-        ({"delta": "a" * 100_000, "item": {"content": [{"text": "b"}]}}, False),
-        ({"delta": "a" * 300_000}, True),
-        ({"item": {"content": [{"image_url": "a" * 300_000}]}}, True),
-        ({"item": {"a" * 300_000: 1}}, True),
-        ({"session": {"tools": [{"parameters": {"enum": list(range(5000))}}]}}, True),
-        ({"session": {"tools": [{"parameters": {str(i): [] for i in range(5000)}}]}}, True),
-        ({"n": None, "x": 1.5}, False),
-    ],
-)
-def test_an_event_is_large_by_its_text_and_its_values(fields: Any, large: bool) -> None:
-    assert is_large(fields) == large
-
-
 def test_base64_is_written_as_any_other_text() -> None:
     def item(text: Any) -> dict[str, Any]:
         parts = [{"audio": text(sound), "transcript": said} for sound, said in content]

@@ -10,7 +10,6 @@ from testing.metrics import (
     ChunkArrival,
     RequestEvents,
     TextArrival,
-    playback,
     request_metrics,
 )
 from testing.observed import Recorder
@@ -56,29 +55,6 @@ def test_every_figure_follows_from_the_times_of_the_events() -> None:
     assert found.rtf == 1.5 / 4  # the last chunk came 1.5 s after the request
     assert (found.text_tokens, found.frames) == (6, 50)
     assert (found.underruns, found.silent_s, found.truncated) == (0, 0.0, False)
-
-
-@pytest.mark.parametrize(
-    ("chunks", "expected"),
-    [
-        ([], (0, 0.0)),
-        ([(5.0, 1.0)], (0, 0.0)),
-        ([(5.0, 1.0), (5.9, 1.0)], (0, 0.0)),
-        ([(5.0, 1.0), (6.0, 1.0)], (0, 0.0)),  # at the very moment that it is needed
-        ([(5.0, 1.0), (6.25, 1.0)], (1, 0.25)),
-        # All behind it are late by what the first wait took, and are in time after it.
-        ([(5.0, 1.0), (6.5, 1.0), (7.5, 1.0)], (1, 0.5)),
-        ([(5.0, 1.0), (6.5, 1.0), (7.75, 1.0), (8.0, 1.0)], (2, 0.75)),
-        # What came early is a reserve for what comes late.
-        ([(5.0, 1.0), (5.1, 2.0), (7.9, 1.0), (9.5, 1.0)], (1, 0.5)),
-    ],
-)
-def test_underruns_are_those_of_a_player_that_starts_at_the_first_sample(
-    chunks: list[tuple[float, float]], expected: tuple[int, float]
-) -> None:
-    arrivals = [ChunkArrival(at_s, int(seconds * RATE), 1) for at_s, seconds in chunks]
-    waits, silent_s = playback(arrivals, RATE)
-    assert (waits, silent_s) == (expected[0], pytest.approx(expected[1]))
 
 
 TIMES = Times(

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
-    TYPES,
     Library,
     UnsuitedError,
-    address_of,
-    pack_in_c,
 )
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
 from qwen3_omni_neuron.model.code2wav import Code2Wav
@@ -219,34 +215,3 @@ def test_what_the_c_cannot_take_is_refused(config: OmniConfig, library: Library)
         native.step(codes[:, :, :0], (position, state))
     with pytest.raises(UnsuitedError, match="float64"):
         NativeCode2Wav(code2wav.double(), library)
-
-
-@pytest.mark.parametrize("kind", KINDS, indirect=True)
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_row_of_a_product_does_not_depend_on_the_number_of_rows(
-    library: Library, kind: str, scaled: bool, biased: bool
-) -> None:
-    """Bit for bit, whichever tile computes it; of whole panels and of a part of one."""
-    generator = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(100, 300, generator=generator), torch.randn(40, 300)
-    scale, bias = torch.randn(100, generator=generator), torch.randn(100, generator=generator)
-    packed = pack_in_c(weight, library)
-    fields = {
-        "panels": address_of(packed),
-        "scale": address_of(scale) if scaled else ffi.NULL,
-        "bias": address_of(bias) if biased else ffi.NULL,
-        "into": 300,
-        "out": 100,
-        "type": TYPES[torch.float32],
-    }
-    matrix = ffi.new("Matrix *", fields)
-
-    def product(rows: Tensor) -> Tensor:
-        y = torch.empty(len(rows), 100)
-        library.multiply_rows(matrix, len(rows), address_of(rows), 300, address_of(y), 1)
-        return y
-
-    whole = product(x)
-    for count in range(1, 31):
-        assert torch.equal(product(x[7 : 7 + count]), whole[7 : 7 + count]), f"{count} rows"

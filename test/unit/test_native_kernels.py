@@ -132,25 +132,6 @@ def test_exponentials_are_within_two_units_in_the_last_place(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gelu_and_layer_norm_are_torchs(
-    exported: CDLL, use_kind: Callable[[str], None], kind: str
-) -> None:
-    use_kind(kind)
-    x = torch.linspace(-9, 9, 10_001)
-    y, weight, bias = torch.empty_like(x), torch.randn(10_001), torch.randn(10_001)
-    kernel(exported, "gelu", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
-    exact = nn.functional.gelu(x.double())
-    torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
-    kernel(exported, "gelu_tanh", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
-    exact = nn.functional.gelu(x.double(), approximate="tanh")
-    torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
-    norm = kernel(exported, "layer_norm", *[Pointer] * 4, Number, ctypes.c_float)
-    norm(*(t.data_ptr() for t in (y, x, weight, bias)), len(x), 1e-5)
-    expected = nn.functional.layer_norm(x, (len(x),), weight, bias, 1e-5)
-    torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 32])
 @pytest.mark.parametrize("width", [8, 24, 64, 128])
 @pytest.mark.pairs
@@ -171,16 +152,3 @@ def test_attention_is_that_of_torch_for_queries_that_see_other_positions_each(
     unseen = (places < from_to[0][:, None]) | (places >= from_to[1][:, None])
     expected = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ values
     torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 15, 16, 333])
-def test_bfloat16_numbers_are_widened(
-    exported: CDLL, use_kind: Callable[[str], None], kind: str, count: int
-) -> None:
-    """And nothing after them is written."""
-    use_kind(kind)
-    x, y = torch.randn(count).bfloat16(), torch.full((count + 16,), 7.0)
-    kernel(exported, "widen", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), count)
-    assert torch.equal(y[:count], x.float())
-    assert (y[count:] == 7).all()

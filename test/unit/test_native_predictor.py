@@ -70,19 +70,6 @@ def test_predicted_logits_are_the_modules(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("vocab_size", [1, 31, 33])
-def test_a_frame_of_an_odd_vocabulary_is_the_modules(
-    config: OmniConfig, library: Library, vocab_size: int
-) -> None:
-    c = talker_config(config, vocab_size=vocab_size)
-    native, predictor = both_predictors(c, library, random_predictor(c))
-    hidden, code0, uniforms = frames(c, 9)
-    limits = top_p_limits([0.9] * 9)
-    for how in ((), (uniforms, limits, 7)):
-        assert native(hidden, code0, *how)[0].tolist() == predictor(hidden, code0, *how)[0].tolist()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("vocab_size", [64, 300])
 @pytest.mark.parametrize(
     ("top_k", "top_p"),

@@ -165,22 +165,6 @@ def test_audio_convolutions_are_the_modules_whatever_is_beside_a_chunk_and_the_t
 
 
 @torch.no_grad()
-def test_what_a_slot_held_before_does_not_matter(config: OmniConfig, library: Library) -> None:
-    """NaN beyond its rows, and in the other slots."""
-    m = made(config, "thinker", "tiny")
-    dirty = copied(m.cache)
-    dirty.keys.fill_(float("nan"))
-    dirty.values.fill_(float("nan"))
-    rows, positions = prompt_rows(m.c, 21)
-    one, other = m.native(library), m.native(library, cache=dirty)
-    assert_equal(other.prefill(1, 0, rows, positions), one.prefill(1, 0, rows, positions))
-    token = torch.tensor([3])
-    assert_equal(decode(other, [1], [21], [4.0], token), decode(one, [1], [21], [4.0], token))
-    assert dirty.keys[:, [0, 2, 3]].isnan().all()
-    assert dirty.keys[:, 1, :, 22:].isnan().all()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stack", ["tiny", "dense"])
 def test_nan_stays_in_its_row_and_slot(

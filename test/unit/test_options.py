@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import typing
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.speak import add_speak
-from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import (
     LOAD_OPTIONS,
@@ -25,7 +23,6 @@ from qwen3_omni_neuron.options import (
     RequestOptions,
     SpeechArguments,
 )
-from testing.generated import load_option_table, request_option_table
 
 REPOSITORY = Path(__file__).parents[2]
 # The package alone is read: what it imports of others is taken for Any, which saves a minute.
@@ -84,12 +81,6 @@ def test_arguments_and_options_of_a_load_are_the_same() -> None:
 def test_a_wrong_name_of_a_load_is_refused_with_the_likely_one(checkpoint: Path) -> None:
     with pytest.raises(OptionError, match=r"unknown option 'dtpye'\. Did you mean dtype\?"):
         Qwen3Omni.load(checkpoint, dtpye="auto")  # type: ignore[call-arg]
-
-
-def test_the_help_of_dtype_names_those_of_the_cpu() -> None:
-    dtypes = TARGETS["cpu"].limits.dtypes
-    words = LOAD_OPTIONS["dtype"].help.replace(",", "").split()
-    assert {word for word in words if word in TARGETS["cpu"].limits.dtypes} == set(dtypes)
 
 
 def test_generate_audio_takes_the_arguments_of_a_load_and_of_a_request() -> None:
@@ -151,16 +142,6 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     parsed = vars(parser.parse_args(flags))
     RequestOptions.parse({name: parsed[name] for name in given})
     assert len(given) == len(REQUEST_OPTIONS) - 11 and parsed["chunk_frames"] == [1, 2]
-
-
-def test_the_tables_name_every_option_once() -> None:
-    rows = [line.split(" | ")[0] for line in request_option_table().splitlines()[2:]]
-    assert rows == [f"| `{field.name}`" for field in fields(RequestOptions)]
-    assert "| `talker_top_k` | int | 50 | likeliest codes" in request_option_table()
-    assert "| `thinker_top_p` | float or None | the checkpoint's | " in request_option_table()
-    rows = [line.split(" | ")[0] for line in load_option_table().splitlines()[2:]]
-    assert rows == [f"| `{name}`" for name in types_of(LoadArguments)]
-    assert "| `placement` | str | shared | " in load_option_table()
 
 
 def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:

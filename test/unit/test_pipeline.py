@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -348,27 +347,3 @@ def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simul
     assert 32 <= made < 400, "bounded by what its caller, the vocoder and the talker may hold"
     simulation.assert_right(finish(slow), TOKENS, 600)
     simulation.assert_idle()
-
-
-def test_a_chunk_wakes_no_stage_that_waits_for_none(simulate: Simulate) -> None:
-    """Nothing is held on cores of their own: 56 chunks more cost no selection of other stages."""
-    counts = []
-    for size in (8, 1):
-        simulation = simulate(Times(talker_step_s=0.01))
-        selected: list[str] = []
-        for stage in (simulation.pipeline._thinker, simulation.pipeline._talker):
-            counted(stage, selected)
-        finish(simulation.start(TOKENS, 64, chunk_frames=(size,)))
-        counts.append(len(selected))
-    assert abs(counts[0] - counts[1]) < 20, counts
-
-
-def counted(stage: Any, selected: list[str]) -> None:
-    """Append the stage's name at each of its selections."""
-    original = stage._select
-
-    def select() -> Any:
-        selected.append(stage.name)
-        return original()
-
-    stage._select = select

@@ -271,24 +271,6 @@ def test_a_piece_is_prefilled_where_nobody_waits(live: LiveRequest | None, may: 
     assert policy(True, *running).is_pause(ROWS) == may
 
 
-def test_a_piece_waits_for_text_that_is_not_spoken() -> None:
-    writing, silent = make_live(talks=False), listener(10.0)
-    writing.timestamps.first_token_s = 0.0
-    rules = policy(True, writing)
-    assert not rules.is_pause(ROWS)
-    writing.text.close()
-    assert rules.is_pause(ROWS)
-    silent.speech_ended = True
-    rules = policy(True, silent)
-    assert not rules.is_pause(ROWS), "the talker stopped, and the text goes on"
-    silent.text.close()
-    assert rules.is_pause(ROWS)
-    silent.speech_ended, silent.playback.until_s = False, 0.0
-    assert not rules.is_pause(ROWS)
-    silent.end()
-    assert rules.is_pause(ROWS)
-
-
 # Turns of owners: no owner's request waits for more than one of another owner's
 
 

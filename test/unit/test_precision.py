@@ -30,11 +30,9 @@ from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.moe import SCALE
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
-CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose1d
 
 
 def random_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -99,99 +97,6 @@ def test_int4_has_the_nearest_numbers_of_a_signed_scale(
     packed = pack_groups(numbers, scale, groups)
     expected = (numbers * wide).float()
     assert torch.equal(unpack_groups(packed, *shape[-2:], groups), expected)
-
-
-def test_int4_is_closer_than_a_scale_of_the_largest_weight() -> None:
-    """Relative RMS on normal weights: 0.081, and 0.095 for the usual scale, max / 7.5."""
-    matrix = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
-    for group, most in ((32, 0.0815), (64, 0.0905), (128, 0.0975)):
-        numbers, scale = quantise_groups(matrix, Groups(group))
-        wide = numbers.float() * scale.float().repeat_interleave(group, 1)
-        error = (wide - matrix.float()).square().mean().sqrt() / matrix.float().std()
-        assert error < most
-        assert 0.4 < (scale < 0).float().mean() < 0.6
-    split = matrix.float().unflatten(1, (-1, 32))
-    step = split.abs().amax(-1, keepdim=True) / 7.5
-    usual = (split / step).round().clamp(-8, 7) * step - split
-    assert usual.square().mean().sqrt() / matrix.float().std() > 0.094
-
-
-# By part, and by the end of a parameter's name, its form in KEPT: m is a matrix of the C, d one of
-# a decoder, g one of the thinker's layers, r a router or a gate, t a table of rows, o any other.
-# The first end that fits counts.
-FORMS: dict[str, dict[str, str]] = {
-    "thinker": {
-        "norm.weight": "o", "qk_norm.weight": "o", "embedding.weight": "t", "router.weight": "r",
-        "ffn.gate_up": "g", "ffn.down": "g", "qkv.weight": "g", "out.weight": "g",
-        "head.weight": "d",
-    },
-    "talker": {
-        "norm.weight": "o", "embedding.weight": "t", "router.weight": "r",
-        "shared.gate.weight": "r", "shared.ffn.gate_up.weight": "d", "shared.ffn.down.weight": "d",
-        "ffn.gate_up": "d", "ffn.down": "d", "qkv.weight": "d", "out.weight": "d",
-        "head.weight": "d",
-    },
-    "code_predictor": {
-        "norm.weight": "o", "embedding.weight": "t", "embedding": "t", "head": "d",
-        "gate_up.weight": "d", "down.weight": "m", "qkv.weight": "d", "out.weight": "d",
-    },
-    "text_projection": {".bias": "o", ".weight": "m"},
-    "hidden_projection": {".bias": "o", ".weight": "m"},
-    "embedding": {"weight": "t"},
-}  # fmt: skip
-KEPT = {
-    # form: kind in mixed, float32, int8, int4
-    "m": ("compact", "panels", "compact", "compact"),
-    "d": ("compact", "panels", "int8", "int8"),
-    "g": ("compact", "panels", "int8", "int4"),
-    "r": ("panels", "panels", "panels", "panels"),
-    "t": ("whole", "whole", "whole", "whole"),
-    "o": ("whole", "whole", "whole", "whole"),
-}
-
-
-def test_every_parameter_is_kept_in_its_form(config: OmniConfig) -> None:
-    """By its name, in each dtype; what torch computes has one type throughout."""
-    _, parts = lay_out(config)
-    for part, patterns in FORMS.items():
-        if part not in parts:
-            continue
-        module = parts[part].module
-        for name, parameter in module.named_parameters():
-            letter = next((form for end, form in patterns.items() if name.endswith(end)), None)
-            assert letter, f"{part}.{name} is in no pattern"
-            for dtype, kind in zip(("mixed", "float32", "int8", "int4"), KEPT[letter], strict=True):
-                form = weight_form(PRECISIONS[dtype], part, module, name)
-                if kind in ("compact", "panels") and dtype != "float32":
-                    assert form.kind in ("compact", "panels"), f"{part}.{name} in {dtype}"
-                else:
-                    assert form.kind == kind, f"{part}.{name} in {dtype}"
-                # int8 and int4 are made of what the checkpoint has.
-                wide = letter == "o" or dtype == "float32"
-                assert form.dtype == (torch.float32 if wide else torch.bfloat16)
-                layout = form.plain.layout(name, parameter.shape)
-                kept = form.plain.keep(name, torch.ones(parameter.shape, dtype=form.dtype))
-                assert layout == {k: (tuple(t.shape), t.dtype) for k, t in kept.items()}
-                assert (name + SCALE in kept) == (kind == "int8")
-            for plain in ("bfloat16", "float64"):
-                form = weight_form(PRECISIONS[plain], part, module, name)
-                assert (form.kind, form.dtype) == ("whole", getattr(torch, plain))
-
-
-def test_int8_rounds_matrices_of_encoders_and_no_convolution(config: OmniConfig) -> None:
-    _, parts = lay_out(config)
-    for part in ("audio_encoder", "vision_encoder", "code2wav"):
-        module = parts[part].module
-        for name, parameter in module.named_parameters():
-            form = weight_form(PRECISIONS["int8"], part, module, name)
-            owner = module.get_submodule(name.rpartition(".")[0])
-            if isinstance(owner, CONVOLUTIONS) and name.endswith("weight"):
-                assert (form.kind, form.dtype) == ("whole", torch.bfloat16), f"{part}.{name}"
-            elif parameter.ndim != 2:
-                assert (form.kind, form.dtype) == ("whole", torch.float32), f"{part}.{name}"
-            elif isinstance(owner, torch.nn.Linear):
-                kind = "whole" if part == "code2wav" else "int8"
-                assert (form.kind, form.dtype) == (kind, torch.bfloat16), f"{part}.{name}"
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "float32", "int8", "int4"])

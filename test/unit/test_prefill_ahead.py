@@ -4,7 +4,6 @@ The engines check that a slot holds the rows that a call says it holds.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
 from qwen3_omni_neuron.runtime.prefill import COPY_ROWS
 from qwen3_omni_neuron.runtime.request import LiveRequest
-from testing.replaying.simulation import take_reply
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -64,20 +62,6 @@ def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spo
     assert sizes_of(simulation, "talker.prepare") == [12 + 9]
     # 12 rows, instead of 42, and one token's frame.
     assert result.timings.ttft_s == pytest.approx(0.12)
-
-
-def test_a_prefill_ahead_waits_while_somebody_waits_for_a_first_sample(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate()
-    stream = simulation.start(spoken(*range(50)))
-    prefill_ahead(simulation, spoken(*range(200, 230)))
-    result = finish(stream)
-    first = simulation.called("vocoder.start")[0].at_s
-    simulation.clock.sleep(5.0)
-    ahead = next(call for call in simulation.called("thinker.prefill") if call.size == 32)
-    assert ahead.at_s > first
-    simulation.assert_right(result, spoken(*range(50)), 20)
 
 
 def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken: Any) -> None:
@@ -162,21 +146,6 @@ def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
     assert sizes_of(simulation, "talker.prefill_chunk") == [128, 128, 44]
     simulation.assert_idle()
     assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
-
-
-def test_a_prefill_ahead_runs_beside_a_listener_who_never_runs_dry(
-    simulate: Simulate, spoken: Any
-) -> None:
-    simulation = simulate(replace(PER_ROW, thinker_prefill_s=lambda rows: rows * 0.002))
-    stream = simulation.start(spoken(*range(50)), 60)
-    prefill_ahead(simulation, spoken(*(100 + n % 200 for n in range(298))))
-    reply = take_reply(stream, 0.0, simulation.clock)
-    assert reply.underruns == 0
-    pieces = [call.at_s for call in simulation.called("thinker.prefill")[1:]]
-    times, first_s = reply.result.timings, simulation.called("vocoder.start")[0].at_s
-    assert len(pieces) == 3
-    assert first_s < pieces[0]
-    assert pieces[-1] < times.total_s
 
 
 def test_others_take_the_slot_of_a_prefill_ahead_last_and_for_a_while_only(

@@ -1,20 +1,12 @@
 """The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import replay as replay_module
 from bench.replay import PUBLISHED_TTFB_S
-from bench.roofline_profile import PROFILES_MADE, TP, WINDOW
-from bench.trn2.cost import CountingGroup, graph_cost
-from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
-from testing.graph_cases import TINY_PLAN
-from testing.released import RELEASED
-from testing.replaying.cases import OURS, PORT, PROFILES, case
+from testing.replaying.cases import PORT, PROFILES, case
 from testing.replaying.device import PLACEMENTS
 from testing.replaying.load import make_load
 from testing.replaying.profiles import (
@@ -53,17 +45,6 @@ def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) 
 # Ours
 
 
-@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.76), ("split", 0.76)])
-def test_ours_is_below_its_goal_at_the_ports_latencies(
-    port: StageProfile, placement: str, goal_s: float
-) -> None:
-    """Every request, the first one too, which knows no pace; and no player runs dry."""
-    replies = replay(port, OURS, placement, 1, LOAD).replies
-    assert len(replies) == len(LOAD)
-    assert max(one.result.timings.ttfb_s or 9.0 for one in replies) < goal_s
-    assert sum(one.underruns for one in replies) == 0
-
-
 # Prompts that grow
 
 
@@ -74,26 +55,6 @@ def test_ours_is_below_its_goal_at_the_ports_latencies(
 
 
 # Profiles
-
-
-def test_profiles_have_the_times_of_the_cost_model() -> None:
-    """Two graphs that are counted quickly: a step of the talker, and a frame of code2wav."""
-    models, group = static_models(RELEASED), CountingGroup(TP)
-    kept = replace(
-        TINY_PLAN, dtype="bfloat16", tp=Degrees.same(TP), max_concurrency=8, context_length=8192,
-        talker_context_length=8192, decode_buckets=(WINDOW,), batches=(1,), chunk_frames=(1,),
-    )  # fmt: skip
-    graphs = {graph.name: graph for graph in reversed(list(all_graphs(RELEASED, kept)))}
-    written = {name: StageProfile.load(PROFILES / f"{name}.json") for name in PROFILES_MADE}
-    for stage, name in (("talker_step", "talker_decode"), ("code2wav_step", "code2wav")):
-        graph = graphs[name]
-        owner = getattr(models, graph.part)
-        parallelize(owner, TP, group)
-        cost = graph_cost(graph, owner, group)
-        floor = cost.floor_s()
-        assert written["roofline"].seconds(stage, 1) == pytest.approx(floor, rel=1e-6)
-        expected = cost.expected_s()
-        assert written["expected"].seconds(stage, 1) == pytest.approx(expected, rel=1e-6)
 
 
 # The command

@@ -166,29 +166,6 @@ def test_playback_is_of_the_sound_that_was_sent() -> None:
     asyncio.run(run())
 
 
-def test_a_reply_whose_client_leaves_while_it_is_settled_is_settled_once() -> None:
-    """The session's thread is in the call then, and can't be stopped."""
-    began, go = threading.Event(), threading.Event()
-
-    class Slow(History):
-        def remove(self, turn: Any) -> None:
-            began.set()
-            go.wait()
-            super().remove(turn)
-
-    async def run() -> None:
-        async with Replying(history=Slow()) as made:
-            await asyncio.to_thread(began.wait)
-            ending = asyncio.create_task(made.response.end())
-            for _ in range(10):  # rounds of the event loop
-                await asyncio.sleep(0)
-            go.set()
-            await ending
-            assert (made.history.turns, made.history.held) == ([], 0)
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
 def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> None:
     """The session's thread makes it, or has made it, and can't be stopped."""

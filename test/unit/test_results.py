@@ -5,7 +5,6 @@ import io
 import re
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 
-import qwen3_omni_neuron
-from qwen3_omni_neuron import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron import SpeechResult, Timings
 from qwen3_omni_neuron.errors import NotInstalledError, OutputError
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.events.playing import PROGRAMS
-from qwen3_omni_neuron.prompt.turns import Turn
 
 RATE = 24000
 SOUND = (0.5 * np.sin(np.arange(RATE) * 0.11)).astype(np.float32)
@@ -114,30 +111,3 @@ def test_a_program_plays_a_file_of_the_speech(programs: Path) -> None:
     result_of().play()
     samples, _ = soundfile.read(heard, dtype="float32")
     np.testing.assert_allclose(samples, SOUND, atol=4e-5)
-
-
-def test_a_result_and_a_chunk_are_shown_in_a_line() -> None:
-    assert repr(result_of()) == (
-        "SpeechResult(text='eight', token_ids=[7, 7, 7, 7, ... (40 in all)], "
-        "codes=int64 [13, 16], audio=float32 [24000], sample_rate=24000, "
-        "thinker_finish_reason='stop', talker_finish_reason='stop', seed=0)"
-    )
-    warned = replace(result_of(text="a" * 1000), warnings=("It was cut.",))
-    assert repr(warned).startswith(f"SpeechResult(text='{'a' * 80}'... (1000 characters), ")
-    assert repr(warned).endswith("seed=0, warnings=('It was cut.',))")
-    assert repr(AudioChunk(SOUND, 0, 13)) == (
-        "AudioChunk(samples=float32 [24000], first_sample=0, frames=13)"
-    )
-    assert repr(TextDelta("a", [1])) == "TextDelta(text='a', token_ids=[1])"
-    assert "ttft_s=0.1235" in repr(TIMINGS)
-    assert repr(TIMINGS).endswith("frames=13, speech_s={'talker': 0.3333})")
-    assert len(repr(Finished(result_of()))) < 300
-    spoken = Turn("user", [{"type": "audio", "audio": SOUND, "sampling_rate": RATE}])
-    assert repr(spoken) == (
-        "Turn(role='user', given=[{'type': 'audio', 'audio': float32 [24000], "
-        "'sampling_rate': 24000}])"
-    )
-
-
-def test_the_package_lists_its_public_names_before_they_are_imported() -> None:
-    assert dir(qwen3_omni_neuron) == sorted(qwen3_omni_neuron.__all__)

@@ -1,6 +1,5 @@
 """Keys of a prompt's rows: equal where the KV cache's rows are, and nowhere else."""
 
-import gc
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt import prompt as row_keys
 from qwen3_omni_neuron.prompt.prompt import (
     HEAD_ROWS,
     PromptKeys,
@@ -152,25 +150,3 @@ def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
     after = keys_of(first, REPLY, user(text("And?"))).thinker
     assert after.shared(held) == len(held) == len(prompt) + 2
     assert torch.equal(ids[: len(held)], torch.from_numpy(held.token_ids))
-
-
-def test_digests_are_computed_once_for_a_tensor_and_forgotten_with_it(
-    omni: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed = []
-    digest = row_keys._digest
-
-    def counted(values: Any, numbers: Any) -> bytes:
-        computed.append(values.shape)
-        return digest(values, numbers)
-
-    monkeypatch.setattr(row_keys, "_digest", counted)
-    prompt = omni.prompt_builder.prompt([user(image(64, 64), clip(noise(9.0)), video(4, 2.0))])
-    first = prompt_keys(prompt, config)
-    assert len(computed) == 1 + 2 + 2
-    assert first.thinker.shared(prompt_keys(prompt, config).thinker) == len(prompt)
-    assert len(computed) == 5
-    held = len(row_keys._known)
-    del prompt
-    gc.collect()
-    assert len(row_keys._known) == held - 3

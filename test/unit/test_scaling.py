@@ -46,14 +46,6 @@ def test_as_few_replicas_as_meet_the_target(load: FleetLoad, target_s: float) ->
         assert needed == math.ceil(load.peak / load.slots - 1e-9)
 
 
-@given(loads, st.integers(0, 500), st.floats(0.1, 30), st.integers(0, 5))
-def test_the_same_load_changes_nothing_twice(
-    load: FleetLoad, replicas: int, target_s: float, spare: int
-) -> None:
-    wanted = replicas_wanted(load, replicas, target_s, spare)
-    assert replicas_wanted(load, wanted, target_s, spare) == wanted
-
-
 @given(loads, st.lists(st.floats(1, SHRINK_MARGIN), max_size=20), st.integers(0, 500))
 def test_a_load_that_goes_up_and_down_a_little_does_not_flap(
     load: FleetLoad, factors: list[float], replicas: int

@@ -29,7 +29,6 @@ from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
-from qwen3_omni_neuron.serving.edge.sending import _header_of
 from qwen3_omni_neuron.serving.kept import (
     MOST_CHARACTERS,
     KeptResponse,
@@ -290,13 +289,6 @@ def test_memory_of_an_idle_server_goes_back_every_few_seconds(
     assert freed == [0.0, LOOK_S, 3 * LOOK_S]
 
 
-def test_a_line_of_the_log_is_json_with_its_fields() -> None:
-    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "status": 200})
-    line = json.loads(JsonFormatter().format(record))
-    assert (line["event"], line["level"], line["status"]) == ("request", "info", 200)
-    assert line["time"].endswith("Z")
-
-
 HOSTILE = "/\x1b[31m\x9b31m\x7f\u202e\u2066\u200f\u200b\u2028\u2029\ufeff\U000e0001\ud800"
 
 
@@ -327,20 +319,6 @@ def of_request(**fields: Any) -> logging.LogRecord:
         "seconds": 0.25,
     }
     return logging.makeLogRecord(known | fields)
-
-
-def test_a_line_for_people_begins_with_what_became_of_the_request_and_ends_with_why() -> None:
-    done = HumanFormatter().format(of_request(status=200, error=None, ttfb_s=0.1))
-    assert re.fullmatch(r"[\d:]{8} 200 POST /v1/audio/speech 0.25 s ttfb_s=0.1", done)
-    for status in (0, 200):  # it may leave before the answer or in it
-        left = HumanFormatter().format(of_request(status=status, error="client_left"))
-        assert left[8:] == " left POST /v1/audio/speech 0.25 s error=client_left"
-    wrong = {"error": "invalid_value", "param": "voice", "reason": "there is no voice 'x'."}
-    refused = HumanFormatter().format(of_request(status=400, **wrong))
-    assert refused.endswith("error=invalid_value param=voice: there is no voice 'x'.")
-    died = {"msg": "model_died", "levelno": logging.ERROR, "levelname": "ERROR", "reason": "a b"}
-    line = HumanFormatter().format(logging.makeLogRecord(died))
-    assert line[8:] == ' ERROR model_died reason="a b"'
 
 
 def test_a_client_forges_no_line_and_no_field_of_the_log_for_people() -> None:
@@ -433,13 +411,3 @@ def test_a_request_is_freed_as_it_ends() -> None:
         asyncio.run(ask())
     finally:
         gc.enable()
-
-
-def test_a_long_header_of_warnings_ends_at_a_sentence_and_says_so() -> None:
-    sentence = "messages[0].content[0]: of 3.00 s 1.50 s are there. "
-    short = [sentence.strip()] * 3
-    assert _header_of(short) == " ".join(short).encode()
-    value = _header_of([sentence.strip()] * 100)
-    assert value == (sentence * (1996 // len(sentence))).encode() + b"..."
-    assert len(_header_of(["x" * 3000])) == 2000
-    assert _header_of(["x" * 3000]).endswith(b"x ...")

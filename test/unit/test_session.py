@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +55,6 @@ def test_messages_are_those_of_the_sessions_turns(omni: Qwen3Omni) -> None:
             omni.prompt_builder.prompt([*other.messages, user(text("Go on."))]),
             omni.prompt_builder.prompt([*messages, user(text("Go on."))]),
         )
-
-
-def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> None:
-    question = [user(text("Hello"))]
-    with omni.session(messages=question, **SHORT, speaker="Aiden", seed=3) as session:
-        result = last(session.respond(thinker_max_new_tokens=2))
-    expected = omni.generate_audio(
-        question, **{**SHORT, "thinker_max_new_tokens": 2}, speaker="Aiden"
-    )
-    assert result.seed == 3
-    assert result.token_ids == expected.token_ids
-    assert result.codes.tolist() == expected.codes.tolist()
 
 
 def test_appended_arrays_are_copied(omni: Qwen3Omni) -> None:
@@ -291,23 +278,6 @@ def test_refused_content_changes_nothing(omni: Qwen3Omni) -> None:
         assert [item["type"] for item in session.messages[1]["content"]] == ["audio"]
 
 
-def test_wrong_options_and_messages_of_a_session_are_refused(omni: Qwen3Omni) -> None:
-    with pytest.raises(OptionError, match="Did you mean speaker"):
-        omni.session(speeker="Ethan")  # type: ignore[call-arg]
-    with pytest.raises(OptionError, match="unknown speaker 'Bob'"):
-        omni.session(speaker="Bob")
-    with pytest.raises(MessageError, match="system"):
-        omni.session(3)  # type: ignore[arg-type]
-    with pytest.raises(MessageError, match=r"messages\[1\] has role 'bot'"):
-        omni.session(messages=[user(text("Hi")), {"role": "bot", "content": ""}])
-    with omni.session(**SHORT) as session:
-        session.append("Hello")
-        with pytest.raises(OptionError, match="use_audio_in_video is False for the whole session"):
-            session.respond(use_audio_in_video=True)
-        with pytest.raises(OptionError, match="Did you mean speaker"):
-            session.respond(speeker="Ethan")  # type: ignore[call-arg]
-
-
 def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint: Path) -> None:
     with Qwen3Omni.load(checkpoint, context_length=80, max_concurrency=1) as omni:
         with omni.session(**SHORT) as session:
@@ -448,25 +418,6 @@ def test_calls_of_tools_join_the_assistants_message_before_them(omni: Qwen3Omni)
         assert session.messages[2] == {"role": "tool", "content": "5"}
         with pytest.raises(MessageError, match="takes no tools"):
             session.respond()
-
-
-def test_speech_is_prefilled_ahead_of_a_reply_whose_speaker_is_not_known_yet(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The default is a name that a checkpoint need not have."""
-    with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni:
-        talker = omni._config.talker
-        assert talker is not None
-        others = {name: id_ for name, id_ in talker.speaker_ids.items() if name != "ethan"}
-        monkeypatch.setattr(
-            omni, "_config", replace(omni._config, talker=replace(talker, speaker_ids=others))
-        )
-        with omni.session(**SHORT) as session:
-            session.append_audio(tone(9.0), 16000)
-            session.prepare()
-            with pytest.raises(OptionError, match="unknown speaker 'Ethan'"):
-                session.respond()
-            assert len(last(session.respond(speaker=next(iter(others)))).codes)
 
 
 def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:

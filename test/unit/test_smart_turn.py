@@ -2,18 +2,15 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.serving.realtime import input_buffer, session_config, turn_detector
-from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
+from qwen3_omni_neuron.serving.realtime import session_config, turn_detector
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SemanticVad,
     ServerVad,
-    SoundFormat,
     Voices,
     first_config,
     updated,
@@ -93,18 +90,6 @@ def test_a_turn_is_judged_once_a_pause_by_its_last_8_seconds() -> None:
     for turn, end_ms in zip(judged, ends, strict=True):
         end = end_ms * RATE // 1000
         assert np.array_equal(turn, samples[max(0, end - turn_detector.HEARD_SAMPLES) : end])
-
-
-def test_the_model_is_loaded_before_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    monkeypatch.setattr(input_buffer, "load_judge", lambda: loaded.append("smart turn"))
-    monkeypatch.setattr(input_buffer, "SileroVad", lambda: None)
-    nothing: Any = None
-    buffer = InputBuffer(nothing, nothing, nothing, SoundFormat())
-    buffer.detect(ServerVad(type="server_vad").turns)
-    assert loaded == []
-    buffer.detect(SemanticVad(type="semantic_vad").turns)
-    assert loaded == ["smart turn"]
 
 
 def test_a_pause_that_was_not_judged_does_not_end_the_turn() -> None:

@@ -268,12 +268,6 @@ def test_a_file_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert len(load_video({"video": video}, "here", audio_rate=None).frames)
 
 
-def test_a_rate_that_can_not_be_names_the_file() -> None:
-    content = written("WAV", 500)
-    with pytest.raises(AudioError, match=f"here: {len(content)} bytes has a sampling_rate of 500"):
-        read(content)
-
-
 @pytest.mark.parametrize("form", ["webm", "mp4"])
 def test_what_a_codec_adds_at_the_beginning_is_left_out(form: str) -> None:
     """Opus begins with 312 samples that are no sound, which its container says."""

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
-from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import TracedPart, compiler_flags
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, weight_name, write_part_shards
 from testing.graph_cases import with_weights
@@ -151,17 +151,6 @@ def test_a_call_of_other_inputs_than_were_compiled_fails(vocoder: LoadedPart) ->
     vocoder.close()
     with pytest.raises(ClosedError, match="code2wav was closed"):
         vocoder.call(label, codes, slots, position)
-
-
-def test_a_graph_is_compiled_with_the_flags_of_its_part(config: OmniConfig) -> None:
-    audio, codes = (
-        plain_graphs(config, name, 1, torch.float32)[0]
-        for name in ("audio_encoder", "code_predictor")
-    )
-    flags = "--auto-cast=none --model-type=transformer"
-    assert compiler_flags(audio, 2) == f"{flags} -O1 --lnc=2"
-    assert compiler_flags(audio, 1) == f"{flags} -O1 --lnc=1"
-    assert compiler_flags(codes, 2) == f"{flags} -O2 --lnc=2"
 
 
 # Memory: cut the largest part for 8 ranks, and watch.

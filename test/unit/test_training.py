@@ -7,16 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from torch import nn
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from train import fit as fitting
-from train import learn_code2wav, learn_talker, learn_thinker, train
 from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
 from train.espeak import VOICES, Voice, speak
 from train.judge import RATE, Judge
@@ -136,29 +133,3 @@ def test_the_files_are_those_that_were_trained() -> None:
     for name, digest in named.items():
         assert sha256((SPEAKING_CHECKPOINT / name).read_bytes()).hexdigest() == digest, name
     assert sum((SPEAKING_CHECKPOINT / name).stat().st_size for name in there) <= 16e6
-
-
-@pytest.mark.repeats  # on the way to a checkpoint that a release ships
-@pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5"),
-    reason="train/ trains transformers 5's modules, and saves with them",
-)
-def test_all_of_it_runs_and_what_it_writes_is_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of each kind, and again, when everything is done already."""
-    monkeypatch.setattr(learn_code2wav, "STEPS", 1)
-    monkeypatch.setattr(learn_thinker, "PHASES", ((1, 1e-3, 0.2), (1, 1e-3, 0.5)))
-    monkeypatch.setattr(learn_thinker, "TURNS_STEPS", 1)
-    monkeypatch.setattr(learn_talker, "STEPS", 1)
-    monkeypatch.setattr(learn_talker, "USERS", 10)
-    arguments = ["--work", str(tmp_path / "work"), "--out"]
-    for name in ("first", "again"):
-        train.main([*arguments, str(tmp_path / name)])
-    written = {f.name: f.read_bytes() for f in (tmp_path / "first").iterdir()}
-    assert written == {f.name: f.read_bytes() for f in (tmp_path / "again").iterdir()}
-    assert {*written} == {f.name for f in SPEAKING_CHECKPOINT.iterdir()} - {"README.md"}
-    for name in ("vocab.json", "merges.txt", "config.json", "tokenizer_config.json"):
-        assert written[name] == (SPEAKING_CHECKPOINT / name).read_bytes(), name
-    with Qwen3Omni.load(tmp_path / "first", max_concurrency=1) as omni:
-        omni.generate_text([{"role": "user", "content": "hello"}], thinker_max_new_tokens=3)

@@ -6,20 +6,11 @@ import pytest
 
 from bench.trn2 import cost
 from bench.trn2.times import (
-    FRAMES,
-    PROMPT_ROWS,
-    SPEECH_S,
-    TEXT_TOKENS,
     Calls,
     SpeechCalls,
     main,
-    reply_times,
 )
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from testing.replaying.cases import OURS
-from testing.replaying.load import RequestLengths
-from testing.replaying.profiles import STAGES, StageLatency, StageProfile
-from testing.replaying.simulation import replay
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
 # The times of a reply, against the package's own schedule on a virtual clock
@@ -30,46 +21,6 @@ def calls(token_s: float, step_s: float, predict_s: float, vocoder_s: float) -> 
     chunk_s = {n: 0.003 + n * vocoder_s for n in (1, 2, 4, 8, 16, 25)}
     speech = SpeechCalls(0.012, step_s, predict_s, chunk_s, 0.08, 555 / 24000)
     return Calls(0.007, 0.021, token_s, speech)
-
-
-@pytest.mark.parametrize("placement", ["shared", "split"])
-@pytest.mark.parametrize(
-    "made",
-    [
-        calls(0.004, 0.003, 0.005, 0.0004),
-        calls(0.030, 0.003, 0.005, 0.0004),  # a token takes longer than a frame
-        calls(0.004, 0.012, 0.030, 0.0004),  # frames so slow that the first chunk has two
-        calls(0.004, 0.003, 0.005, 0.0120),  # a chunk takes longer than its frames
-    ],
-    ids=["usual", "thinker", "talker", "vocoder"],
-)
-def test_times_are_those_of_the_packages_schedule(made: Calls, placement: str) -> None:
-    """The third of three questions: by then the pace of frames and calls is known."""
-    speech = made.speech
-    assert speech is not None
-    seconds: dict[str, dict[int, float]] = {
-        "encoders": {1: made.encode_s},
-        "thinker_prefill": {PROMPT_ROWS: made.prefill_s},
-        "thinker_decode": {1: made.token_s},
-        "talker_prefill": {PROMPT_ROWS: speech.prefill_s},
-        "talker_step": {1: speech.step_s},
-        "code_predictor": {1: speech.predict_s},
-        "code2wav_start": dict(speech.chunk_s),
-        "code2wav_step": dict(speech.chunk_s),
-    }
-    stages = {
-        name: StageLatency(name, "line", tuple(seconds.get(name, {0: 0.0}).items()), "made up")
-        for name in STAGES
-    }
-    question = RequestLengths(PROMPT_ROWS, PROMPT_ROWS, SPEECH_S, TEXT_TOKENS, FRAMES)
-    profile = StageProfile("made up", "made up", stages)
-    replied = replay(profile, OURS, placement, 1, [question] * 3).replies[-1].result.timings
-    times = reply_times(made, placement == "shared")
-    assert times.ttft_s == pytest.approx(replied.ttft_s)
-    slow_vocoder = speech.vocoder_frame_s > speech.step_s + speech.predict_s
-    if not slow_vocoder:
-        assert times.ttfb_s == pytest.approx(replied.ttfb_s)
-    assert times.rtf == pytest.approx(replied.rtf, rel=0.08 if slow_vocoder else 0.03)
 
 
 # The calls of the question, and the numbers of a table

@@ -281,22 +281,6 @@ def test_other_values_are_refused(small: Qwen3Omni, wrong: Any) -> None:
         small.session(truncation=wrong)
 
 
-def test_a_conversation_that_fits_is_tokenised_once(
-    small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In realtime `auto` is the default: a turn that fits pays nothing for it."""
-    prompt_builder, encoded = small.prompt_builder, list[Any]()
-    ids = prompt_builder._template_ids
-    monkeypatch.setattr(
-        prompt_builder, "_template_ids", lambda *given: encoded.append(given) or ids(*given)
-    )
-    messages = [SYSTEM, *[user(text("Name a river.")), assistant("Rhine.")] * 3, user(text("More"))]
-    whole = prompt_builder.prompt(messages, truncation=Truncation(CONTEXT))
-    assert len(encoded) == 1
-    cut = prompt_builder.prompt(messages, truncation=Truncation(len(whole) - 1))
-    assert len(cut) < len(whole)
-
-
 def test_old_images_are_dropped_and_none_is_shrunk(small: Qwen3Omni) -> None:
     picture = {"type": "image", "image": noise_image(384, 384)}  # 144 tokens
     asked = [user(picture), assistant("A cat."), user(picture), assistant("A dog."), user(picture)]

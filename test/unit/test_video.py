@@ -2,7 +2,6 @@
 
 import io
 import math
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,6 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
-from qwen3_omni_neuron.prompt.media.video_file import (
-    Sampling,
-    frames_to_sample,
-)
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000
@@ -74,46 +69,11 @@ def test_any_rate_of_a_file_is_seen_at_2_frames_a_second(rate: int, container: s
     assert video.fps == pytest.approx(len(video.frames) * rate / n)
 
 
-def test_a_path_is_seen_as_its_bytes_are(tmp_path: Path) -> None:
-    data = make_video()
-    path = tmp_path / "video.mp4"
-    path.write_bytes(data)
-    seen = load(data).frames
-    for source in (path, str(path), bytearray(data)):
-        assert np.array_equal(load(source).frames, seen)
-
-
-@pytest.mark.parametrize(
-    ("total", "seconds", "fps", "most", "n"),
-    [
-        (300, 10, 2.0, 768, 20),
-        (310, Fraction(31, 3), 2.0, 768, 20),  # 20.67: an even number of whole ones
-        (30, 1, 2.0, 768, 4),  # at least 4
-        (300, 10, 2.0, 7, 6),
-        (300, 10, 1e9, 768, 300),
-        (3, 1, 2.0, 768, 2),
-        (1, 1, 2.0, 768, 1),
-        (100_000, 4000, 2.0, 768, 768),
-    ],
-)
-def test_how_many_frames_are_seen(
-    total: int, seconds: Fraction, fps: float, most: int, n: int
-) -> None:
-    sampling = Sampling(fps=fps, max_frames=most)
-    assert frames_to_sample(total, Fraction(seconds), sampling) == n
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_short_videos_have_all_their_frames_but_an_odd_one(n: int) -> None:
     video = load(make_video(n))
     assert len(video.frames) == max(1, n // 2 * 2)
     assert len(video.frames) / video.fps == pytest.approx(n / 30, abs=0.002)
-
-
-def test_max_frames_spreads_fewer_over_the_same_time() -> None:
-    video = load(make_video(40), fps=30, max_frames=9)
-    assert frame_numbers(video.frames) == [0, 5, 10, 15, 20, 25, 30, 35]
-    assert video.fps == pytest.approx(6)
 
 
 @pytest.mark.parametrize("container", ["matroska", "mp4"])
@@ -303,20 +263,6 @@ def test_sound_that_is_too_long_is_not_decoded_to_its_end() -> None:
     item = {"video": make_video(audio="aac", audio_s=9.0)}
     with pytest.raises(PromptTooLongError, match=r"^here \(its audio\) lasts 2.* and 2\.000 s"):
         load_video(item, "here", audio_rate=16000, limit_s=2.0)
-
-
-def test_frames_are_fitted_one_by_one() -> None:
-    seen = []
-
-    def halve(frame: np.ndarray) -> np.ndarray:
-        seen.append(frame.shape)
-        return frame[::2, ::2]
-
-    data = make_video(rotation=90)
-    whole = load_video({"video": data}, "here", audio_rate=None)
-    halved = load_video({"video": data}, "here", audio_rate=None, fit=halve)
-    assert seen == [(SIZE[1], SIZE[0], 3)] * len(whole.frames)
-    assert np.array_equal(halved.frames, whole.frames[:, ::2, ::2])
 
 
 def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
