@@ -41,18 +41,14 @@ from test_realtime import (  # noqa: E402, F401
     test_instructions_options_and_voice,
 )
 from test_serving import (  # noqa: E402, F401
-    test_a_prompt_that_grows_is_computed_from_where_it_is_new,
-    test_a_streamed_wav_has_one_header,
     test_a_wrong_request_is_refused_in_openais_shape,
     test_an_earlier_turn_may_be_named_by_its_audio,
     test_eight_clients_at_once_get_what_each_gets_alone,
     test_media_are_the_same_as_in_the_api,
     test_models_and_voices_are_listed_and_others_not_found,
     test_sampling_options_reach_the_model,
-    test_speech_in_every_format_is_the_apis,
     test_streamed_speech_is_the_apis_with_its_parts_in_order,
     test_text_of_a_request_forges_no_turn,
-    test_the_text_of_a_chat_is_that_of_the_api,
     test_usage_and_reason_are_the_results,
     test_vllm_omnis_clients_read_text_and_whole_wav_files,
 )
