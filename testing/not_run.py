@@ -23,10 +23,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "peft is not installed": ("adapters that PEFT itself writes and merges", "make test"),
     "which reads this form": ("quantised checkpoints in transformers", "make test-quantised"),
     "which has a client's packages": ("stock clients of OpenAI's API", "make test-clients"),
-    "train/ trains transformers 5's modules": (
-        "training of the speaking checkpoint",
-        "make test-all",
-    ),
     "4.57": ("what transformers 4.57 can't do", "make test"),
     "5.x takes": ("what transformers 5 can't do", "make test-oracle"),
     "no C compiler": ("what runs in C", "install a C compiler, make clean, make test"),
