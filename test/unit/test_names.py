@@ -27,6 +27,7 @@ WORDS = {
         "LangChain",
         "LiveKit",
         "MoE",
+        "uuid",
         "SoX",
         "ModelScope",
     ),
