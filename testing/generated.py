@@ -20,7 +20,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     REFUSED,
     REFUSED_IN_RESPONSES,
 )
-from qwen3_omni_neuron.serving.settings import default_text, flags
+from qwen3_omni_neuron.serving.settings import SETTINGS
 from testing import bar_picture, benchmark_pictures, import_picture
 from testing.imports import LAYERS, ROOT, room_imports
 
@@ -67,9 +67,10 @@ def load_option_table() -> str:
 def server_settings_table() -> str:
     """Write every setting of `serve`."""
     lines = ["| what | flag | default | answer |", "| --- | --- | --- | --- |"]
-    for one in flags().values():
+    for one in SETTINGS.values():
         if one.flag:
-            lines.append(f"| {one.help} | `{one.flag}` | {default_text(one)} | {one.answer} |")
+            what = f"{one.help}{'; repeatable' * (one.default == () and one.name != 'api_keys')}"
+            lines.append(f"| {what} | `{one.flag}` | {one.default_text} | {one.answer} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,15 +1,17 @@
-"""Options of a request and of a load: names, types, defaults, ranges and their documentation.
+"""Options of requests, loads, compiles and servers: names, types, defaults, ranges, documentation.
 
-`RequestArguments` and `LoadArguments` are the keyword arguments that type checkers and editors see.
-`RequestOptions` and `LoadOptions` declare each with `option`, as CompilePlan and the settings of a
-server do, and check what is given. The flags of the command line and the tables of the documents
-are made from these declarations. The command line imports this module early, so it needs neither
-torch nor numpy.
+`option` declares one as the field of a dataclass: `RequestOptions` and `LoadOptions` here, the
+settings of a server in serving.settings, and those of a compile in compilation.plan. Checks, flags
+of the command line and tables of the documents are made from these declarations, which
+`options_of` returns. `RequestArguments` and `LoadArguments` are the keyword arguments that type
+checkers and editors see. The command line imports this module early, so it needs neither torch nor
+numpy.
 """
 
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -32,8 +34,7 @@ else:
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
 """Default transcription instruction, for checkpoints without one."""
-_MAX_INTRODUCTION, _MAX_QUESTIONS, _MAX_QUESTION = 200, 6, 60
-_MAX_INSTRUCTION = 4096
+GIB, MIB = 1 << 30, 1 << 20
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
 # and no lock can wait longer than a few thousand million seconds.
@@ -53,10 +54,6 @@ class ValueRange:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _is_integer(value: Any, least: int, most: float = inf) -> bool:
-    return isinstance(value, int) and _is_number(value, least, most)
-
-
 def _is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
@@ -65,40 +62,30 @@ def _is_text(value: Any, most: float) -> bool:
     return isinstance(value, str) and len(value) <= most
 
 
-def _is_line(value: Any, most: int) -> bool:
-    return _is_text(value, most) and value.isprintable()
-
-
-def _is_list(values: Any) -> bool:
-    texts = str | bytes | bytearray | memoryview
-    return isinstance(values, Sequence) and not isinstance(values, texts)
-
-
-def _are_integers(values: Any, least: int) -> bool:
-    return _is_list(values) and bool(values) and all(_is_integer(one, least) for one in values)
-
-
 def _is_adapter(value: Any) -> bool:
     """Return whether a value is a folder, or a folder and its weight."""
     folder, weight = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
     return isinstance(folder, str | Path) and _is_number(weight, -_MAX_NUMBER, _MAX_NUMBER)
 
 
-def _one_of(*names: str) -> ValueRange:
+def one_of(*names: Any, where: str = "") -> ValueRange:
+    """Return the range of some names or numbers. where: words after them in errors."""
+    *others, last = map(str, names)
+    words = f"{', '.join(others)} or {last}" if others else last
+    kinds = (*map(type, names),)
     return ValueRange(
-        " or ".join(names), lambda v: _is_text(v, inf) and v in names, {"enum": [*names]}
+        words + where, lambda value: type(value) in kinds and value in names, {"enum": [*names]}
     )
 
 
-def _integers_to(most: int) -> ValueRange:
-    limits, words = {"minimum": 0, "maximum": most}, f"an integer from 0 to {most}"
-    return ValueRange(words, lambda value: _is_integer(value, 0, most), limits)
-
-
-def from_(least: int) -> ValueRange:
-    """Return the range of integers of `least` or more."""
-    words = f"an integer of {least} or more"
-    return ValueRange(words, lambda value: _is_integer(value, least), {"minimum": least})
+def integers(least: int, most: float = inf, where: str = "") -> ValueRange:
+    """Return the range of the integers from `least` to `most`. where: words after it in errors."""
+    words, limits = f"an integer of {least} or more", dict[str, float](minimum=least)
+    if most < inf:
+        words, limits = f"an integer from {least} to {most}", {"minimum": least, "maximum": most}
+    return ValueRange(
+        words + where, lambda v: isinstance(v, int) and _is_number(v, least, most), limits
+    )
 
 
 def _numbers(least: float, most: float) -> ValueRange:
@@ -106,43 +93,58 @@ def _numbers(least: float, most: float) -> ValueRange:
     return ValueRange(words, lambda value: _is_number(value, least, most), limits)
 
 
+def positive(most: float) -> ValueRange:
+    """Return the range of the numbers above 0 and at most `most`."""
+    return ValueRange(
+        f"a number above 0 and at most {most:g}",
+        lambda value: _is_number(value, 0, most) and value > 0,
+        {"exclusiveMinimum": 0, "maximum": most},
+    )
+
+
+def list_of(
+    phrase: str, accepts: Callable[[Any], bool], most: float = inf, **limits: Any
+) -> ValueRange:
+    """Return the range of lists. accepts: tests an item. limits: see ValueRange."""
+    texts = str | bytes | bytearray | memoryview
+    return ValueRange(
+        f"a list of {phrase}",
+        lambda values: (
+            isinstance(values, Sequence)
+            and not isinstance(values, texts)
+            and limits.get("minItems", 0) <= len(values) <= most
+            and all(map(accepts, values))
+        ),
+        limits,
+    )
+
+
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
-_FROM_0, FROM_1 = from_(0), from_(1)
-_TOP_K = _integers_to(_MAX_TOP_K)
+_PATH = ValueRange("a path", lambda value: isinstance(value, Path))
+_OF_TYPE = {str: _NAME, bool: _FLAG, Path: _PATH}  # of options that name no range
+_FROM_0, FROM_1 = integers(0), integers(1)
+_TOP_K = integers(0, _MAX_TOP_K)
 _FACTOR = _numbers(_MIN_FACTOR, _MAX_NUMBER)
-SECONDS = ValueRange(
-    f"a number above 0 and at most {_MAX_NUMBER:g}",
-    lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
-    {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER},
-)
+SECONDS = positive(_MAX_NUMBER)
 _PENALTY = _numbers(-2, 2)
-_ADAPTERS = ValueRange(
-    f"a list of folders, or of pairs of a folder and a number from -{_MAX_NUMBER:g} to "
-    f"{_MAX_NUMBER:g}",
-    lambda value: isinstance(value, list | tuple) and all(map(_is_adapter, value)),
-)
-_PART = _numbers(0, 1)
-_LIKELIEST = _integers_to(20)
 _PROBABILITY = _numbers(_MIN_FACTOR, 1)
+_ADAPTERS = list_of(
+    f"folders, or of pairs of a folder and a number from -{_MAX_NUMBER:g} to {_MAX_NUMBER:g}",
+    _is_adapter,
+)
+_IDS = list_of("token ids", _FROM_0.accepts, minItems=1)
 _TOKEN_IDS = ValueRange(
     "a token id or a list of them",
-    lambda value: _is_integer(value, 0) or _are_integers(value, 0),
+    lambda value: _FROM_0.accepts(value) or _IDS.accepts(value),
 )
-_MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 256
-_STRINGS = ValueRange(
-    f"a list of at most {_MOST_STOPS} strings of 1 to {_MOST_STOP_CHARACTERS} characters",
-    lambda value: (
-        _is_list(value)
-        and len(value) <= _MOST_STOPS
-        and all(s and _is_text(s, _MOST_STOP_CHARACTERS) for s in value)
-    ),
+_STRINGS = list_of(
+    "at most 16 strings of 1 to 256 characters", lambda text: text and _is_text(text, 256), 16
 )
-_DICTS = ValueRange(
-    "a list of dicts",
-    lambda value: _is_list(value) and all(isinstance(one, Mapping) for one in value),
+_DICTS = list_of("dicts", lambda one: isinstance(one, Mapping))
+_SIZES = list_of(
+    "sizes in frames", FROM_1.accepts, minItems=1, items={"type": "integer", "minimum": 1}
 )
-_GRAMMAR_KINDS = ("json", "regex", "lark")
 
 
 class PreparedGrammar:
@@ -150,80 +152,71 @@ class PreparedGrammar:
 
 
 def _is_grammar(value: Any) -> bool:
-    if isinstance(value, PreparedGrammar):
-        return True
-    if not isinstance(value, Mapping):
-        return False
-    kinds = [kind for kind in _GRAMMAR_KINDS if kind in value]
-    others = set(value) - set(kinds) - ({"strict"} if kinds == ["json"] else set())
-    if len(kinds) != 1 or others or not isinstance(value.get("strict", False), bool):
-        return False
-    return isinstance(value[kinds[0]], Mapping if kinds == ["json"] else str)
+    match value:
+        case PreparedGrammar():
+            return True
+        case (
+            {"json": {}, "strict": bool(), **others}
+            | {"json": {}, **others}
+            | {"regex": str(), **others}
+            | {"lark": str(), **others}
+        ):
+            return not others
+    return False
 
 
-def _is_tool_choice(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in _TOOL_CHOICES
-    return isinstance(value, Mapping) and _named_tools(value) is not None
-
-
-def _named_tools(choice: Mapping[str, Any]) -> list[str] | None:
+def _named_tools(choice: Any) -> list[str] | None:
     """Return the names of functions that a choice of tools has; None where it is malformed."""
-    if choice.get("type") == "function":
-        given: Any = [choice]
-    else:
-        allowed = choice.get("allowed_tools")
-        if choice.get("type") != "allowed_tools" or not isinstance(allowed, Mapping):
+    match choice:
+        case {"type": "function"}:
+            tools = [choice]
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required", "tools": [_, *_] as tools},
+        }:
+            pass
+        case _:
             return None
-        given = allowed.get("tools")
-        if allowed.get("mode") not in ("auto", "required") or not isinstance(given, list | tuple):
-            return None
-    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in given]
-    names = [
-        f["name"] for f in functions if isinstance(f, Mapping) and _NAME.accepts(f.get("name"))
-    ]
-    return names if names and len(names) == len(given) else None
+    names = []
+    for tool in tools:
+        match tool:
+            case {"function": {"name": str(name)}}:
+                names.append(name)
+            case _:
+                return None
+    return names
+
+
+def _is_truncation(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in ("auto", "disabled")
+    limits = (value.get("token_limits") or {}) if isinstance(value, Mapping) else None
+    if not isinstance(limits, Mapping):
+        return False
+    most = limits.get("post_instructions")
+    return (
+        value.get("type") == "retention_ratio"
+        and set(value) <= {"type", "retention_ratio", "token_limits"}
+        and set(limits) <= {"post_instructions"}
+        and _is_number(value.get("retention_ratio"), 0, 1)
+        and (most is None or _FROM_0.accepts(most))
+    )
 
 
 _GRAMMAR = ValueRange(
     '{"json": schema}, which may have "strict": True, {"regex": pattern} or {"lark": grammar}',
     _is_grammar,
 )
-_TOOL_CHOICES = ("auto", "none", "required")
 _TOOL_CHOICE = ValueRange(
     'auto, none, required, {"type": "function", "function": {"name": name}} or {"type": '
     '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [a function each]}}',
-    _is_tool_choice,
+    lambda value: value in ("auto", "none", "required") or _named_tools(value) is not None,
 )
-_TRUNCATIONS = ("auto", "disabled")
-
-
-def _is_truncation(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in _TRUNCATIONS
-    if not isinstance(value, Mapping) or value.get("type") != "retention_ratio":
-        return False
-    limits = value.get("token_limits") or {}
-    most = limits.get("post_instructions") if isinstance(limits, Mapping) else None
-    return (
-        set(value) <= {"type", "retention_ratio", "token_limits"}
-        and _is_number(value.get("retention_ratio"), 0, 1)
-        and isinstance(limits, Mapping)
-        and set(limits) <= {"post_instructions"}
-        and (most is None or _is_integer(most, 0))
-    )
-
-
 _TRUNCATION = ValueRange(
     'auto, disabled or {"type": "retention_ratio", "retention_ratio": number from 0 to 1}, which '
     'may have "token_limits": {"post_instructions": integer of 0 or more}',
     _is_truncation,
     {"type": ["string", "object"]},
-)
-_SIZES = ValueRange(
-    "a list of sizes in frames",
-    lambda value: _are_integers(value, 1),
-    {"items": {"type": "integer", "minimum": 1}, "minItems": 1},
 )
 
 
@@ -233,9 +226,9 @@ class Option:
 
     type: the annotation, such as `int | None`. help: what it does. values: allowed values; None:
     checked where the option is used. answer: status of a request that exceeds a limit of a server.
-    shown: words for a default of None or (). flag, metavar: flag on the command line and the name
-    of its value; flag None: it has none; empty: from the option's name and type. loads: True for an
-    option of a load that each verb which loads a model has as a flag.
+    shown: words for the default, where its value does not say it. flag, metavar: flag on the
+    command line and the name of its value; flag None: it has none; empty: from the option's name
+    and type. loads: True for an option of a load that each verb which loads a model has as a flag.
     """
 
     name: str
@@ -244,7 +237,7 @@ class Option:
     help: str
     values: ValueRange | None
     answer: str = ""
-    shown: str = "none"
+    shown: str = ""
     flag: Any = ""
     metavar: str = ""
     loads: bool = False
@@ -257,8 +250,14 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default in words."""
-        return self.shown if self.default in (None, (), MISSING) else str(self.default)
+        """The default in words, with its unit."""
+        default = self.default
+        if self.shown or default in (None, (), MISSING):
+            return self.shown or "none"
+        if self.name.endswith("_bytes"):
+            size, unit = (GIB, "GiB") if default % GIB == 0 else (MIB, "MiB")
+            return f"{default // size} {unit}"
+        return f"{default:g} s" if self.name.endswith("_s") else str(default)
 
     def check(self, value: Any) -> None:
         """Raise OptionError for a value out of range; None is allowed where it is the default."""
@@ -267,6 +266,18 @@ class Option:
             return
         if not values.accepts(value):
             raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
+
+    def converted(self, value: Any) -> Any:
+        """Return a value of a file or a command line in the option's type. Raises OptionError."""
+        kind = self.value_type
+        if isinstance(value, str) and kind is Path:
+            value = Path(value)
+        elif kind is float and type(value) is int:
+            value = float(value)
+        elif kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        self.check(value)
+        return tuple(value) if isinstance(value, list) else value
 
 
 def option(
@@ -280,13 +291,48 @@ def option(
 ) -> Any:
     """Return the field of an option of a request, a load, a compile or a server.
 
+    values: by default any text, path or truth value where the field's type is one of these.
     repr: whether a repr shows the value. The others, more: fields of Option.
     """
     made = Option("", None, default, help, values, answer, **more)
     return field(default=default, metadata={"option": made}, repr=repr)
 
 
-_CHECKPOINT = "the checkpoint's"
+def options_of(declared: type) -> dict[str, Option]:
+    """Return the options that a dataclass declares, by name."""
+    hints, found = get_type_hints(declared), {}
+    for one in fields(declared):
+        if made := one.metadata.get("option"):
+            made = replace(made, name=one.name, type=hints[one.name])
+            flag = made.flag or f"--{one.name.replace('_', '-')}"
+            kinds = {*get_args(made.type), type(None)} - {type(None)} or {made.type}
+            values = made.values or (_OF_TYPE.get(made.value_type) if len(kinds) == 1 else None)
+            flag = "" if made.flag is None else flag
+            found[one.name] = replace(made, flag=flag, values=values)
+    return found
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise OptionError for a name that is not known, with what to use instead of it."""
+    for name in given:
+        if name not in known:
+            if text := removed(name, REMOVED_OPTIONS):
+                raise OptionError(text)
+            hint = did_you_mean(name, known)
+            raise OptionError(
+                f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
+            )
+
+
+def _check(given: Mapping[str, Any], options: Mapping[str, Option]) -> None:
+    """Raise OptionError for an unknown name, or a value out of its range."""
+    for name, value in given.items():
+        check_names([name], options)
+        options[name].check(value)
+
+
+_own = partial(option, None, shown="the checkpoint's")
+_load = partial(option, loads=True)
 
 
 class SpeechArguments(TypedDict, total=False):
@@ -389,125 +435,87 @@ class RequestOptions:
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
-    speaker: str = option("Ethan", "voice of the speech, in upper or lower case", _NAME)
+    speaker: str = option("Ethan", "voice of the speech, in upper or lower case")
     seed: int | None = option(
         None, "seed of every random number of the request", _FROM_0, shown="a new one each time"
     )
-    use_audio_in_video: bool = option(False, "encode a video's audio track too", _FLAG)
-    thinker_max_new_tokens: int = option(
-        1024, "most tokens of text, the end token included", FROM_1
-    )
-    thinker_eos_token_id: int | Sequence[int] | None = option(
-        None, "tokens that end the text", _TOKEN_IDS, shown=_CHECKPOINT
-    )
-    thinker_do_sample: bool | None = option(
-        None, "sample the text; greedy where false", _FLAG, shown=_CHECKPOINT
-    )
-    thinker_temperature: float | None = option(
-        None, "temperature of the text", _FACTOR, shown=_CHECKPOINT
-    )
-    thinker_top_k: int | None = option(
-        None, "likeliest tokens that the text is sampled from, 0: all", _TOP_K, shown=_CHECKPOINT
-    )
-    thinker_top_p: float | None = option(
-        None, "probability that these tokens add up to", _PROBABILITY, shown=_CHECKPOINT
-    )
+    use_audio_in_video: bool = option(False, "encode a video's audio track too")
+    thinker_max_new_tokens: int = option(1024, "most tokens of text, the end token too", FROM_1)
+    thinker_eos_token_id: int | Sequence[int] | None = _own("tokens that end the text", _TOKEN_IDS)
+    thinker_do_sample: bool | None = _own("sample the text; greedy where false", _FLAG)
+    thinker_temperature: float | None = _own("temperature of the text", _FACTOR)
+    thinker_top_k: int | None = _own("likeliest tokens to sample the text from (0 = all)", _TOP_K)
+    thinker_top_p: float | None = _own("probability that these tokens add up to", _PROBABILITY)
     thinker_min_p: float = option(
-        0.0, "least probability of a token, as a part of the likeliest one's; 0: none", _PART
+        0.0, "minimum probability relative to the most likely token (0 = off)", _numbers(0, 1)
     )
-    thinker_repetition_penalty: float | None = option(
-        None, "penalty of a token that prompt or text have; 1: none", _FACTOR, shown=_CHECKPOINT
+    thinker_repetition_penalty: float | None = _own(
+        "penalty of a token that prompt or text have (1 = none)", _FACTOR
     )
     thinker_presence_penalty: float = option(
-        0.0, "number taken off the logit of a token that the text has", _PENALTY
+        0.0, "subtract this from logits of tokens already written", _PENALTY
     )
     thinker_frequency_penalty: float = option(
-        0.0, "number taken off it for each time that the text has it", _PENALTY
+        0.0, "subtract this from them for each time that they were written", _PENALTY
     )
     thinker_min_new_tokens: int = option(0, "tokens of text before which no token ends it", _FROM_0)
     ignore_eos: bool = option(
-        False, "no token ends the text: it goes on to its limit or a stop string", _FLAG
+        False, "don't stop at an end token; generate to the limit or a stop string"
     )
-    stop: Sequence[str] = option(
-        (), "strings that end the text before them; no part of one is spoken", _STRINGS
-    )
+    stop: Sequence[str] = option((), "strings that end the text before them, unspoken", _STRINGS)
     tools: Sequence[Mapping[str, Any]] = option(
         (), "functions that the reply may call, as OpenAI's API describes them", _DICTS
     )
     tool_choice: str | Mapping[str, Any] = option(
         "auto", "which of the tools the reply may or must call", _TOOL_CHOICE
     )
-    parallel_tool_calls: bool = option(
-        True, "the reply may have several calls; at most one where false", _FLAG
-    )
+    parallel_tool_calls: bool = option(True, "the reply may have several calls")
     grammar: Mapping[str, Any] | PreparedGrammar | None = option(
-        None,
-        "what the text is held to: a JSON schema, a regex or a Lark grammar",
-        _GRAMMAR,
-        shown="free text",
+        None, "JSON schema, regex or Lark grammar of the text", _GRAMMAR, shown="free text"
     )
-    logprobs: bool = option(
-        False, "give the log-probability of each token of the text; not with stop", _FLAG
-    )
+    logprobs: bool = option(False, "give the log-probability of each token; not with stop")
     top_logprobs: int = option(
-        0, "likeliest tokens whose log-probabilities come with each token's", _LIKELIEST
+        0, "likeliest tokens whose log-probabilities come with each token's", integers(0, 20)
     )
     literal_text: bool = option(
-        False, "take names of special tokens in messages as words, not as these tokens", _FLAG
+        False, "take names of special tokens in messages as words, not as these tokens"
     )
     truncation: str | Mapping[str, Any] = option(
         "disabled",
-        "auto, or a ratio: drop the oldest turns of a conversation that is too long",
+        "auto, or a ratio: drop the oldest turns of a too long conversation",
         _TRUNCATION,
     )
-    talker_max_new_tokens: int = option(
-        4096, "most codec tokens of speech, the end token included", FROM_1
-    )
-    talker_do_sample: bool = option(
-        True, "sample the first code of a frame; greedy where false", _FLAG
-    )
+    talker_max_new_tokens: int = option(4096, "most codec tokens of speech, its end too", FROM_1)
+    talker_do_sample: bool = option(True, "sample the first code of a frame; greedy where false")
     talker_temperature: float = option(0.9, "temperature of the first code", _FACTOR)
-    talker_top_k: int = option(
-        50, "likeliest codes that the first code is sampled from, 0: all", _TOP_K
-    )
+    talker_top_k: int = option(50, "likeliest codes to sample the first one from (0 = all)", _TOP_K)
     talker_top_p: float = option(1.0, "probability that these codes add up to", _PROBABILITY)
     talker_repetition_penalty: float = option(
-        1.05, "penalty of a first code that the speech has had; 1: none", _FACTOR
+        1.05, "penalty of a first code that the speech has had (1 = none)", _FACTOR
     )
-    predictor_do_sample: bool = option(
-        True, "sample the other codes of a frame; greedy where false", _FLAG
-    )
-    predictor_top_k: int = option(
-        50, "likeliest codes that each of them is sampled from, 0: all", _TOP_K
-    )
+    predictor_do_sample: bool = option(True, "sample a frame's other codes; greedy where false")
+    predictor_top_k: int = option(50, "likeliest codes to sample these from (0 = all)", _TOP_K)
     predictor_top_p: float = option(0.8, "probability that these codes add up to", _PROBABILITY)
     chunk_frames: Sequence[int] | None = option(
-        None,
-        "frames of the first audio chunks, the last size for all that follow",
-        _SIZES,
-        shown="adaptive",
-        metavar="N,N,...",
+        None, "frames of the first audio chunks; the last size repeats", _SIZES, shown="adaptive"
     )
     first_chunk: str = option(
         "steady",
         "steady: the first audio chunk waits until playback can't stop after it; early: it "
         "does not, and on a machine slower than speech playback stops between chunks",
-        _one_of("steady", "early"),
+        one_of("steady", "early"),
     )
     runaway_speech: str = option(
         "end",
         "speech that goes on after all words are said, in silence, in a cycle or for too long: "
         "end cuts it at the last sound, keep lets it run to its limit as the reference does",
-        _one_of("end", "keep"),
+        one_of("end", "keep"),
     )
     cache_key: str | None = option(
-        None, "only requests with the same one reuse each other's rows", _NAME, shown="one for all"
+        None, "only requests with the same one reuse each other's rows", shown="one for all"
     )
     owner: str | None = option(
-        None,
-        "whose request it is: those of different owners take turns",
-        _NAME,
-        shown="one for all",
+        None, "whose request it is: those of different owners take turns", shown="one for all"
     )
     first_token_timeout_s: float = option(
         600.0, "seconds from arrival to the first token, time in the queue included", SECONDS
@@ -528,7 +536,7 @@ class RequestOptions:
         name, or a value out of its range.
         """
         names = arguments.__annotations__
-        _check(given, [option for option in REQUEST_OPTIONS if option.name in names])
+        _check(given, {one.name: one for one in REQUEST_OPTIONS if one.name in names})
         made = replace(base or RequestOptions(), **given)
         if made.logprobs and made.stop:
             raise OptionError(
@@ -654,14 +662,11 @@ class LoadOptions:
     """Options of one load."""
 
     target: str | None = option(
-        None, "cpu, neuron or torchneuron", _NAME, shown="the compiled tree's, else cpu"
+        None, "cpu, neuron or torchneuron", shown="the compiled tree's, else cpu"
     )
-    dtype: str = option(
+    dtype: str = _load(
         "auto",
-        "auto, or one that the target has: on the CPU mixed, float32, int8, int4, bfloat16 or "
-        "float64",
-        _NAME,
-        loads=True,
+        "auto, or one of the target's: on the CPU mixed, float32, int8, int4, bfloat16 or float64",
     )
     max_concurrency: int | None = option(
         None, "requests that run at a time", FROM_1, shown="the tree's, else 8"
@@ -669,62 +674,42 @@ class LoadOptions:
     context_length: int | None = option(
         None,
         "positions of a request's KV cache; prompt and reply must fit",
+        FROM_1,
         shown="the tree's, else 8192 or the model's limit where that is less",
     )
     max_queued: int = option(256, "requests that wait for a slot, in the order they came", _FROM_0)
-    reuse: bool = option(
-        True, "keep a prefix cache: what prompts begin with alike is computed once", _FLAG
-    )
-    placement: str = option(
+    reuse: bool = option(True, "keep a prefix cache: rows of equal beginnings are computed once")
+    placement: str = _load(
         "shared",
         "shared: one process; split: a process each for thinker, talker, vocoder",
-        _one_of("shared", "split"),
-        loads=True,
+        one_of("shared", "split"),
     )
-    compiled_path: str | Path | None = option(
+    compiled_path: str | Path | None = _load(
         None,
         "folder that `qwen3-omni-neuron compile` wrote; it gives weights, target, dtypes, "
         "slots, context length and buckets",
         flag="--compiled",
         metavar="DIR",
-        loads=True,
     )
-    instance: str | None = option(
-        None,
-        "instance type, for the targets on Neuron, such as trn2.48xlarge",
-        _NAME,
-        shown="this machine's",
-        loads=True,
+    instance: str | None = _load(
+        None, "instance type, for Neuron, such as trn2.48xlarge", shown="this machine's"
     )
-    cores: Mapping[str, str] | None = option(
-        None,
-        "cores of each stage, for the targets on Neuron",
-        shown="the first ones",
-        metavar="STAGE=N-N,...",
-        loads=True,
+    cores: Mapping[str, str] | None = _load(
+        None, "cores of each stage, for Neuron", shown="the first ones", metavar="STAGE=N-N,..."
     )
-    threads: int | None = option(
-        None,
-        "CPU threads of all stages together",
-        FROM_1,
-        shown="as many as torch has",
-        loads=True,
+    threads: int | None = _load(
+        None, "CPU threads of all stages together", FROM_1, shown="as many as torch has"
     )
-    predictor_dtype: str = option(
-        "auto",
-        "numbers of the code predictor: auto, same or mixed; a tree has its own",
-        _NAME,
-        loads=True,
+    predictor_dtype: str = _load(
+        "auto", "numbers of the code predictor: auto, same or mixed; a tree has its own"
     )
-    adapters: Sequence[str | Path | tuple[str | Path, float]] = option(
+    adapters: Sequence[str | Path | tuple[str | Path, float]] = _load(
         (),
-        "LoRA adapters that are merged into the weights in this order: PEFT's folders, each "
-        "perhaps with a weight; those of a tree are named again",
+        "LoRA folders of PEFT to merge into the weights in this order, each perhaps with a weight; "
+        "with a compiled tree, repeat the tree's",
         _ADAPTERS,
-        shown="none",
         flag="--adapter",
         metavar="DIR[=WEIGHT]",
-        loads=True,
     )
     wrap_engines: Callable[[Engines], Engines] | None = option(
         None, "function that gets the engines and returns those to run, as to record calls"
@@ -733,7 +718,7 @@ class LoadOptions:
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "LoadOptions":
         """Make options from keyword arguments. Raises OptionError as RequestOptions.parse does."""
-        _check(given, LOAD_OPTIONS.values())
+        _check(given, LOAD_OPTIONS)
         if "://" in str(given.get("compiled_path", "")):
             raise OptionError(
                 f"compiled_path must be a folder, got {format_value(given['compiled_path'])}. Copy "
@@ -749,24 +734,17 @@ _DEFAULTS = {
     "top_p": _PROBABILITY,
     "repetition_penalty": _FACTOR,
     "introduction": ValueRange(
-        f"one line of at most {_MAX_INTRODUCTION} characters",
-        lambda value: _is_line(value, _MAX_INTRODUCTION),
+        "one line of at most 200 characters", lambda v: _is_text(v, 200) and v.isprintable()
     ),
-    "questions": ValueRange(
-        f"a list of at most {_MAX_QUESTIONS} lines of at most {_MAX_QUESTION} characters",
-        lambda value: (
-            isinstance(value, tuple)
-            and len(value) <= _MAX_QUESTIONS
-            and all(text and _is_line(text, _MAX_QUESTION) for text in value)
-        ),
+    "questions": list_of(
+        "at most 6 lines of at most 60 characters",
+        lambda text: text and _is_text(text, 60) and text.isprintable(),
+        6,
     ),
     "transcription_instruction": ValueRange(
-        f"null, or a text of at most {_MAX_INSTRUCTION} characters",
-        lambda value: value is None or _is_text(value, _MAX_INSTRUCTION),
+        "null, or a text of at most 4096 characters", lambda value: _is_text(value, 4096)
     ),
-    "reply_tokens": ValueRange(
-        "null, or an integer of 1 or more", lambda value: value is None or _is_integer(value, 1)
-    ),
+    "reply_tokens": FROM_1,
     "turns_by_silence": _FLAG,
 }
 
@@ -775,36 +753,11 @@ def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
     """Check a checkpoint's defaults as options are checked. Raises CheckpointError."""
     for name, values in _DEFAULTS.items():
         value = getattr(defaults, name)
-        if not values.accepts(value):
+        if value is not None and not values.accepts(value):
             raise CheckpointError(
                 f"{folder}/generation_config.json: {name} must be {values.phrase}, got "
                 f"{format_value(value)}. Correct it there."
             )
-
-
-def _check(given: Mapping[str, Any], options: Iterable[Option]) -> None:
-    """Raise OptionError for an unknown name, or a value out of its range."""
-    known = {option.name: option for option in options}
-    for name, value in given.items():
-        if name not in known:
-            if text := removed(name, REMOVED_OPTIONS):
-                raise OptionError(text)
-            hint = did_you_mean(name, known)
-            raise OptionError(
-                f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
-            )
-        known[name].check(value)
-
-
-def options_of(declared: type) -> dict[str, Option]:
-    """Return the options that a dataclass declares, by name."""
-    hints, found = get_type_hints(declared), {}
-    for one in fields(declared):
-        if made := one.metadata.get("option"):
-            flag = made.flag or f"--{one.name.replace('_', '-')}"
-            own = {"type": hints[one.name], "flag": "" if made.flag is None else flag}
-            found[one.name] = replace(made, name=one.name, **own)
-    return found
 
 
 REQUEST_OPTIONS = tuple(options_of(RequestOptions).values())

@@ -13,10 +13,8 @@ from qwen3_omni_neuron.cli.model_arguments import (
     add_checkpoint_argument,
     add_option,
     chosen_model,
-    sizes,
 )
 from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet
-from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, find_target
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
@@ -51,18 +49,8 @@ def add_compile(parser: CommandParser) -> None:
         help="compile nothing; print whether the plan fits an instance, the memory of a core, and "
         "the graphs; with --target cpu the size of the tree",
     )
-    kinds: dict[Any, tuple[Any, str | None]] = {
-        int: (int, "N"),
-        str: (str, None),
-        tuple[int, ...]: (sizes, "N,N,..."),
-        Degrees: (str, "N|PART=N,..."),
-    }
-    for name, setting in SETTINGS.items():
-        kind, metavar = kinds[setting.type]
-        words = (
-            setting.help if "default" in setting.help else f"{setting.help}; default: the target's"
-        )
-        parser.add_argument(setting.flag, type=kind, dest=name, metavar=metavar, help=words)
+    for setting in SETTINGS.values():
+        add_option(parser, setting)
     parser.add_argument(
         "--instance",
         metavar="TYPE",

@@ -3,12 +3,11 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError, format_value
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _NO_DEFAULT = "an error"
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 
@@ -34,32 +34,67 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
             add_option(group, option, option.default)
 
 
-def add_option(parser: argparse._ActionsContainer, option: Option, default: Any = None) -> None:
-    """Add the flag of an option of a load or a request; --adapter may be given several times."""
-    several = option.name == "adapters"
-    parser.add_argument(
-        option.flag,
-        dest=option.name,
-        action="append" if several else "store",
-        type=adapter if several else partial(option_value, option),
-        default=None if several else default,
-        metavar=option.metavar or option.value_type.__name__.upper(),
-        choices=None if option.values is None else option.values.limits.get("enum"),
-        help=f"{option.help}{'; repeatable' * several}; default: {option.default_text}",
-    )
+def add_option(
+    parser: argparse._ActionsContainer, option: Option, default: Any = None, **given: Any
+) -> None:
+    """Add an option's flag; that of a list may be given several times. given: other arguments."""
+    several = option.default == ()
+    kind = option.value_type
+    usual = "N" if kind in (int, float) else "N,N,..." if _has_sizes(option) else kind.__name__
+    arguments: dict[str, Any] = {
+        "dest": option.name,
+        "action": "append" if several else "store",
+        "type": partial(option_value, option),
+        "default": None if several else default,
+        "metavar": option.metavar or usual.upper(),
+        "choices": None if option.values is None else option.values.limits.get("enum"),
+        "help": f"{option.help}{'; repeatable' * several}; default: {option.default_text}",
+    }
+    parser.add_argument(option.flag, **arguments | given)
 
 
 def option_value(option: Option, text: str) -> Any:
     """Return the value of an option's flag. Raises ArgumentTypeError for one that it can't have."""
-    kind, values = option.value_type, option.values
-    parse = _PARSERS.get(option.name) or (boolean if kind is bool else kind)
     try:
-        value = parse(text)
-        option.check(value)
-    except (OptionError, ValueError):
+        if option.name == "adapters":
+            return option.converted([_adapter(text)])[0]
+        if option.default == ():
+            return option.converted([text])[0]
+        return option.converted(_parsed(option, text))
+    except (OptionError, ValueError, KeyError):
+        values, kind = option.values, option.value_type
         words = values.phrase if values else f"of type {kind.__name__}"
         raise argparse.ArgumentTypeError(f"must be {words}, got {format_value(text)}") from None
-    return value
+
+
+def _parsed(option: Option, text: str) -> Any:
+    """Return the value that a text has in the option's type. Raises ValueError."""
+    kind = option.value_type
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if option.name == "cores":  # thinker=0-7,talker=8-15
+        found = dict(part.partition("=")[::2] for part in text.split(","))
+        if not all(found.values()):
+            raise ValueError
+        return found
+    if _has_sizes(option):
+        return [int(size) for size in text.split(",")]
+    if kind in (int, float):
+        return int(text) if text.isdecimal() else float(text)
+    return text
+
+
+def _has_sizes(option: Option) -> bool:
+    return get_args(option.value_type)[:1] == (int,)
+
+
+def _adapter(text: str) -> tuple[str, float]:
+    """Parse "folder=0.5" into ("folder", 0.5); "folder" has the weight 1."""
+    folder, _, weight = text.rpartition("=")
+    try:
+        return (folder, float(weight)) if folder else (text, 1.0)
+    except ValueError:  # the folder's own name has the sign
+        return text, 1.0
 
 
 def add_checkpoint_argument(
@@ -148,46 +183,3 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
     """
     given = {n: value for n in LOAD_OPTIONS if (value := getattr(parsed, n, None)) is not None}
     return given if parsed.compiled_path else {"max_concurrency": slots} | given
-
-
-def adapter(text: str) -> tuple[str, float]:
-    """Parse "folder=0.5" into ("folder", 0.5); "folder" has the weight 1."""
-    folder, _, weight = text.rpartition("=")
-    try:
-        given = (folder, float(weight)) if folder else (text, 1.0)
-    except ValueError:  # the folder's own name has the sign
-        given = (text, 1.0)
-    try:
-        LOAD_OPTIONS["adapters"].check([given])
-    except OptionError:
-        raise argparse.ArgumentTypeError(f"{text!r} has a weight that is no number") from None
-    return given
-
-
-def cores(text: str) -> dict[str, str]:
-    """Parse "thinker=0-7,talker=8-15" into {"thinker": "0-7", "talker": "8-15"}."""
-    found = dict(part.partition("=")[::2] for part in text.split(","))
-    if not all(found.values()):
-        raise argparse.ArgumentTypeError(f"{text!r} names no cores, such as thinker=0-7")
-    return found
-
-
-def sizes(text: str) -> list[int]:
-    """Parse "1,2,8" into [1, 2, 8]."""
-    try:
-        return [int(size) for size in text.split(",")]
-    except ValueError:
-        message = f"{text!r} is not a list of numbers, such as 1,2,8"
-        raise argparse.ArgumentTypeError(message) from None
-
-
-def boolean(text: str) -> bool:
-    """Parse "true" or "false"."""
-    if text.lower() in ("true", "1", "yes"):
-        return True
-    if text.lower() in ("false", "0", "no"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-_PARSERS: Mapping[str, Callable[[str], Any]] = {"chunk_frames": sizes, "cores": cores}

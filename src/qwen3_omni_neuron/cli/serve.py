@@ -4,12 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
+    add_option,
     introduce,
     load_arguments,
     model_or_shipped,
@@ -19,10 +21,9 @@ from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
     LOOPBACK,
+    SETTINGS,
     SLOTS,
     ServerSettings,
-    default_text,
-    flags,
     name_of_model,
 )
 
@@ -41,24 +42,14 @@ def add_serve(parser: CommandParser) -> None:
         help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
     )
     add_model_arguments(parser, "the small one that ships with the package")
-    for setting in flags().values():
-        if not setting.flag:
-            continue
-        default = setting.default
-        kind: dict[str, Any] = {"metavar": setting.metavar or "N", "type": number}
-        if isinstance(default, bool):
-            kind = {"action": "store_true"}
-        elif isinstance(default, tuple):
-            kind |= {"action": "append", "type": str}
-            default = []
-        elif setting.metavar not in ("", None, "N"):
-            kind["type"] = str
-        if setting.name == "api_keys":  # a file, which has the keys
-            kind |= {"action": "store", "type": Path}
-            default = None
-        text = f"{setting.help}; default: {default_text(setting)}"
-        parser.add_argument(setting.flag, dest=setting.name, default=default, help=text, **kind)
-    parser.set_defaults(model_name=None)
+    for name, setting in SETTINGS.items():
+        if name == "log_content":
+            text = f"{setting.help}; default: {setting.default_text}"
+            parser.add_argument(setting.flag, action="store_true", help=text)
+        elif setting.flag:
+            # Keys are given by a file.
+            keys = name == "api_keys"
+            add_option(parser, replace(setting, default=None, values=None) if keys else setting)
     levels = ("debug", "info", "warning", "error", "critical")
     text = "least level of the log's lines; default: %(default)s"
     parser.add_argument("--log-level", type=str.lower, choices=levels, default="info", help=text)
@@ -92,8 +83,8 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
             f"the server needs {error.name}, which is not installed. Run: "
             f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
-    given = {n: value for n, value in vars(parsed).items() if n in flags()}
-    given["model_name"] = name_of_model(model) if parsed.model_name is None else parsed.model_name
+    given = {n: value for n, value in vars(parsed).items() if n in SETTINGS and value is not None}
+    given = {"model_name": name_of_model(model)} | given
     settings = ServerSettings(**given | {"api_keys": _keys(parsed.api_keys)})
     logs.log_to_stderr(parsed.log_level, parsed.log_format)
     if settings.host not in LOOPBACK and not settings.api_keys:
@@ -102,7 +93,7 @@ def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
             "needed. Give --api-keys FILE.",
             file=sys.stderr,
         )
-    load = load_arguments(parsed, slots=SLOTS)
+    load = load_arguments(parsed, slots=SLOTS) | {"max_queued": settings.max_queued}
     return Server(settings, partial(_load, model, load)).run()
 
 
@@ -115,14 +106,9 @@ def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
     return omni
 
 
-def _keys(file: Path | None) -> tuple[str, ...]:
+def _keys(file: str | None) -> tuple[str, ...]:
     from qwen3_omni_neuron.serving.edge.keys import read_keys
 
     if file is not None:
-        return read_keys(file)
+        return read_keys(Path(file))
     return tuple(k for key in os.environ.get(KEYS_VARIABLE, "").split(",") if (k := key.strip()))
-
-
-def number(text: str) -> int | float:
-    """Parse a whole number, or one with a point. argparse's error has this function's name."""
-    return int(text) if text.isdecimal() else float(text)

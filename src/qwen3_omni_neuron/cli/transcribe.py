@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from qwen3_omni_neuron.cli.model_arguments import (
     add_option,
     load_arguments,
     model_or_shipped,
-    option_value,
 )
 from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, add_quiet, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
@@ -36,28 +34,16 @@ def add_transcribe(parser: CommandParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"
     )
-    [limit] = [option for option in REQUEST_OPTIONS if option.name == "thinker_max_new_tokens"]
     add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument(
         "--instruction", help=f"default: the checkpoint's own, or else: {INSTRUCTION}"
     )
-    parser.add_argument(
-        "--max-new-tokens",
-        dest="thinker_max_new_tokens",
-        type=partial(option_value, limit),
-        default=limit.default,
-        metavar="N",
-        help="most tokens of text a window of at most half a minute; default: %(default)s",
-    )
+    [limit] = [option for option in REQUEST_OPTIONS if option.name == "thinker_max_new_tokens"]
+    text = "token limit per window (at most 30 s)"
+    add_option(parser, replace(limit, flag="--max-new-tokens", help=text), limit.default)
     add_option(parser, LOAD_OPTIONS["context_length"])
-    parser.add_argument(
-        "--concurrency",
-        dest="max_concurrency",
-        type=partial(option_value, LOAD_OPTIONS["max_concurrency"]),
-        default=1,
-        metavar="N",
-        help="windows at once; default: 1",
-    )
+    windows = replace(LOAD_OPTIONS["max_concurrency"], flag="--concurrency", shown="1")
+    add_option(parser, replace(windows, help="windows at once"), 1)
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON a file, with times in seconds"
     )

@@ -46,6 +46,10 @@ _BY_MODEL = {
 }
 
 
+def _setting(help: str, shown: str = "the target's", **more: Any) -> Any:
+    return option(MISSING, help, shown=shown, **more)
+
+
 @dataclass(frozen=True)
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
@@ -64,29 +68,28 @@ class CompilePlan:
 
     model: Path
     chunked_prefill: bool
-    target: str = option(
-        MISSING,
-        "cpu, torchneuron or neuron; default: cpu, and torchneuron for a dry run",
+    target: str = _setting("cpu, torchneuron or neuron", "cpu, and torchneuron for a dry run")
+    tp: Degrees = _setting(
+        "cores that share a part's weights; one number is for all parts", metavar="N|PART=N,..."
     )
-    tp: Degrees = option(MISSING, "cores that share a part's weights; one number is for all parts")
-    lnc: int = option(MISSING, "physical cores a logical one")
-    dtype: str = option(
-        MISSING, "numbers of weights: auto, or one that the target has; default: auto"
+    lnc: int = _setting("physical cores per logical core")
+    dtype: str = _setting("numbers of weights: auto, or one that the target has", "auto")
+    max_concurrency: int = _setting("slots, the requests at a time", "8")
+    context_length: int = _setting("positions of a slot's KV cache", "8192")
+    talker_context_length: int = _setting(
+        "positions of the talker's KV cache", "--context-length + 4105"
     )
-    max_concurrency: int = option(MISSING, "slots, the requests at a time; default: 8")
-    context_length: int = option(MISSING, "positions of a slot's KV cache; default: 8192")
-    talker_context_length: int = option(MISSING, "the talker's; default: 4105 more")
-    prompt_buckets: tuple[int, ...] = option(MISSING, "rows of a prompt", flag="--buckets")
-    decode_buckets: tuple[int, ...] = option(MISSING, "positions a decode step looks back on")
-    patch_buckets: tuple[int, ...] = option(MISSING, "patches of a picture or video frame")
-    audio_windows: tuple[int, ...] = option(MISSING, "windows of 8 s at once")
-    projection_rows: tuple[int, ...] = option(MISSING, "rows that the talker's projections take")
-    batches: tuple[int, ...] = option(MISSING, "slots that a step renews")
-    chunk_frames: tuple[int, ...] = option(MISSING, "frames the vocoder decodes")
-    predictor_top_k: int = option(MISSING, "largest of a request, 0: any")
+    prompt_buckets: tuple[int, ...] = _setting("rows of a prompt", flag="--buckets")
+    decode_buckets: tuple[int, ...] = _setting("KV cache positions read by a decode step")
+    patch_buckets: tuple[int, ...] = _setting("patches of a picture or video frame")
+    audio_windows: tuple[int, ...] = _setting("windows of 8 s at once")
+    projection_rows: tuple[int, ...] = _setting("rows that the talker's projections take")
+    batches: tuple[int, ...] = _setting("slots per decode step")
+    chunk_frames: tuple[int, ...] = _setting("frames per vocoder call")
+    predictor_top_k: int = _setting("largest predictor_top_k of a request (0 = no limit)")
     mixed_arithmetic: str = "float32"
     predictor_dtype: str = option(
-        SAME, "numbers of the code predictor: auto, same, mixed or float32; default: auto"
+        SAME, "numbers of the code predictor: auto, same, mixed or float32", shown="auto"
     )
     compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()

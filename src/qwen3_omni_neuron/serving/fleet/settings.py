@@ -9,7 +9,14 @@ from typing import Any, NoReturn
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import REMOVED_OPTIONS, OptionError, removed
-from qwen3_omni_neuron.options import LOAD_OPTIONS, LoadOptions, from_, option
+from qwen3_omni_neuron.options import (
+    LOAD_OPTIONS,
+    LoadOptions,
+    check_names,
+    integers,
+    option,
+    options_of,
+)
 from qwen3_omni_neuron.serving.edge.keys import read_keys
 from qwen3_omni_neuron.serving.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.serving.settings import (
@@ -25,9 +32,9 @@ KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
 # Options of a load in `args`, by the name that they have there. Ray gives the cores.
 _LOAD = {
-    option.flag[2:].replace("-", "_"): name
-    for name, option in LOAD_OPTIONS.items()
-    if name == "target" or (option.loads and name != "cores")
+    one.flag[2:].replace("-", "_"): name
+    for name, one in LOAD_OPTIONS.items()
+    if name == "target" or (one.loads and name != "cores")
 }
 
 
@@ -35,33 +42,24 @@ _LOAD = {
 class FleetSettings(Limits):
     """Settings of every replica of one application: its limits, and how it loads its model.
 
-    model: checkpoint folder or hub id. load: options of a load, which stand beside the other
-    `args`. neuron_cores: cores of a replica. api_keys: file of keys, one a line.
+    load: options of a load, which stand beside the other `args`.
     """
 
-    model: str = str(SPEAKING_CHECKPOINT)
+    model: str = option(str(SPEAKING_CHECKPOINT), "checkpoint folder or hub id")
     load: LoadOptions = field(default_factory=LoadOptions)
-    neuron_cores: int = option(0, "number of cores of a replica", from_(0))
+    neuron_cores: int = option(0, "number of cores of a replica", integers(0))
     max_queued: int = load_option("max_queued", default=SLOTS)
-    api_keys: str | None = None
+    api_keys: str | None = option(None, "API keys: a file with one a line")
 
     @staticmethod
     def parse(args: Mapping[str, Any]) -> "FleetSettings":
         """Read the `args` of an application. Raises OptionError, also for an unknown name."""
-        known = {one.name for one in fields(FleetSettings)} - {"load"} | _LOAD.keys()
-        unknown = sorted(map(str, set(args) - known))
-        for name in unknown:
-            if text := removed(name, REMOVED_OPTIONS):
-                raise OptionError(text)
-        if unknown:
-            known_names = ", ".join(sorted(known))
-            raise OptionError(
-                f"args has {', '.join(unknown)}, which is unknown. It may have {known_names}."
-            )
+        own = options_of(FleetSettings)
+        check_names(map(str, args), [*own, *_LOAD])
         load = LoadOptions.parse({_LOAD[name]: args[name] for name in args if name in _LOAD})
-        own = {name: value for name, value in args.items() if name not in _LOAD}
+        given = {name: value for name, value in args.items() if name in own}
         name = name_of_model(str(args.get("model", SPEAKING_CHECKPOINT)))
-        return FleetSettings(**{"model_name": name, "load": load, **own})
+        return FleetSettings(**{"model_name": name, "load": load, **given})
 
     @property
     def slots(self) -> int:
