@@ -142,6 +142,9 @@ class TimedThinker(_Timed):
         self._take("thinker.copy", (target,), rows, 0.0)
         self._held[target] = self._held[source][:rows]
 
+    def clear(self, slot: int) -> None:
+        self._held[slot] = []
+
     def _logits(self, token_ids: Sequence[int]) -> Tensor:
         return torch.nn.functional.one_hot(torch.tensor(token_ids), self._sizes.vocab).float()
 
@@ -165,6 +168,9 @@ class TimedTalker(_Timed):
     def copy(self, source: int, target: int, rows: int) -> None:
         self._take("talker.copy", (target,), rows, 0.0)
         self._held[target] = self._held[source][:rows]
+
+    def clear(self, slot: int) -> None:
+        self._held[slot] = []
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         rows = len(prompt) - start

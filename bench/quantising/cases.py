@@ -324,6 +324,9 @@ class RecordedRows:
     def copy(self, source: int, target: int, rows: int) -> None:
         raise NotImplementedError
 
+    def clear(self, slot: int) -> None:
+        raise NotImplementedError
+
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         self.rows.append(rows)
         self.positions.append((self.positions[-1].max() + 1).expand(3, 1))

@@ -105,6 +105,18 @@ class ForkError(Qwen3OmniError):
     """This process was forked from one that had loaded a model: use spawn, or load here alone."""
 
 
+class EngineError(Qwen3OmniError):
+    """A stage computed NaN or infinity for a request, which ends without it."""
+
+    @staticmethod
+    def not_finite(stage: str, step: str) -> "EngineError":
+        """Make it of the stage and the step whose result is no number."""
+        return EngineError(
+            f"The {stage} computed NaN or infinity for {step}. Check the checkpoint and the "
+            "adapters: qwen3-omni verify names the first call that gives such numbers."
+        )
+
+
 class EngineDiedError(Qwen3OmniError):
     """A process or thread that ran a part of the model has ended: load the model again."""
 

@@ -139,12 +139,13 @@ def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library:
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="malloc is not glibc's")
 @pytest.mark.parametrize("vocab_size", [64, 300])
 @pytest.mark.parametrize("top_k", [50, 0])
-def test_nan_gives_codes_of_the_vocabulary(
+def test_nan_gives_no_code_and_leaves_the_other_frames_alone(
     config: OmniConfig, library: Library, vocab_size: int, top_k: int
 ) -> None:
-    """Broken weights must not lead outside the tables."""
+    """Broken weights must not lead outside the tables. The module's codes are the same."""
     c = talker_config(config, vocab_size=vocab_size)
-    native = native_predictor(c, library)
+    predictor = random_predictor(c)
+    native, module = both_predictors(c, library, predictor)
     hidden, code0, uniforms = frames(c, 2)
     hidden[0] = float("nan")
     whole, _ = native(hidden[1:], code0[1:], uniforms[1:], top_p_limits([1]), top_k)
@@ -156,7 +157,10 @@ def test_nan_gives_codes_of_the_vocabulary(
         libc.mallopt(M_PERTURB, 0)
     assert torch.equal(codes[1:], whole)
     assert torch.equal(codes[:, 0], code0)
-    assert ((codes[:, 1:] >= 0) & (codes[:, 1:] < vocab_size)).all()
+    assert codes[0, 1:].tolist() == [-1] * 15
+    again, _ = module(hidden, code0, uniforms, top_p_limits([1, 1]), top_k)
+    assert again[0, 1:].tolist() == [-1] * 15
+    assert (again[1] >= 0).all()
 
 
 @torch.no_grad()

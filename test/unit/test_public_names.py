@@ -143,6 +143,7 @@ ERRORS = [
     "ClosedError",
     "CompileError",
     "EngineDiedError",
+    "EngineError",
     "ForkError",
     "GrammarError",
     "ImageError",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -18,6 +19,7 @@ from transformers.generation.logits_process import (
 
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.engines.sampling import (
+    NOT_FINITE,
     UNIFORMS_AT_ONCE,
     Floats,
     Ids,
@@ -26,6 +28,7 @@ from qwen3_omni_neuron.engines.sampling import (
     Sampler,
     SamplingParams,
     Uniforms,
+    all_ids_but,
     allowed_ids,
     kept,
     processed,
@@ -217,6 +220,30 @@ def test_greedy_takes_the_likeliest_after_penalty_and_suppression(sample: Sample
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
     assert [sample([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(False), SamplingParams(True, top_k=2)])
+@pytest.mark.parametrize("vocab", [40, 400])  # C sorts few and many logits in other ways
+def test_a_row_with_nan_or_infinity_has_no_id(
+    sample: SampleIds, params: SamplingParams, vocab: int
+) -> None:
+    """At the first, a later and the last place; -infinity, and what a mask forbids, may stand."""
+    nan, inf = float("nan"), float("inf")
+    cases = [(nan, place, NOT_FINITE) for place in (0, 2, vocab - 1)]
+    cases += [(inf, place, NOT_FINITE) for place in (0, 2, vocab - 1)]
+    cases += [(-inf, 2, 3), (30.0, 2, 2)]
+    rows, samplers = list[Tensor](), list[Sampler]()
+    for value, place, _ in cases:
+        row = torch.full((1, vocab), -50.0)
+        row[0, 3], row[0, place] = 3.0, value
+        for mask in (None, all_ids_but(vocab, [place])):
+            rows.append(row)
+            samplers.append(Sampler(params, vocab, RequestRandom(1).talker))
+            samplers[-1].mask = mask
+    expected = [found for _, _, one in cases for found in (one, 3)]
+    assert sample(samplers, rows) == expected
+    nowhere = Sampler(params, vocab, RequestRandom(1).talker)
+    assert sample([nowhere], [torch.full((1, vocab), -inf)]) == [NOT_FINITE]
 
 
 def test_sequences_sampled_together_get_the_ids_that_each_gets_alone(sample: SampleIds) -> None:

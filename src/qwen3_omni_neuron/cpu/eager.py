@@ -92,6 +92,7 @@ class EagerSlots(CpuSlots):
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Append rows to the first `start` rows of a slot, by the model's `prefill`."""
+        self._drop(slot, start + len(rows))
         self._begin(slot, start)
         window = self._cache.slots(slot, slot + 1).window(start + len(rows))
         last, cache = torch.tensor([len(rows) - 1]), PromptCache(window, start)

@@ -31,6 +31,7 @@ class CpuSlots(SlotLengths):
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         super().__init__(slots)
+        self._written = [0] * slots  # positions of each slot that may have rows, also dropped ones
         self.context_length = context_length
         try:
             self._cache = KvCache.zeros(config, slots, context_length, dtype)
@@ -46,10 +47,23 @@ class CpuSlots(SlotLengths):
         The target needs a prefill before its next step.
         """
         length = self._lengths[source]
+        self._drop(target, rows)
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :rows] = cache[:, source, :, :rows]
         self._lengths[target] = rows
+
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear. Positions never written keep taking no memory."""
+        self._drop(slot, 0)
+        super().clear(slot)
+        for cache in (self._cache.keys, self._cache.values):
+            cache[:, slot, :, : self._written[slot]] = 0
+        self._written[slot] = 0
+
+    def _drop(self, slot: int, stop: int) -> None:
+        """Note that rows up to `stop` will replace those of a slot, and of a step that failed."""
+        self._written[slot] = max(self._written[slot], self._lengths[slot] + 1, stop)
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return the slots' lengths and next rope positions."""

@@ -70,6 +70,12 @@ class Thinker(Protocol):
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one, whose own rows are dropped."""
 
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows, and write zeros wherever its rows have been.
+
+        A masked value counts, times 0, so a later request's rows beside NaN would become NaN.
+        """
+
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [len(slots), vocab]."""
 
@@ -104,11 +110,15 @@ class Talker(Protocol):
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows of a prompt from `start` on, without the assistant's.
 
-        start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`.
+        start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`, and
+        EngineError if the last row is not finite.
         """
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
+
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Compute the part of a slot's prompt that is known before the thinker answers.
@@ -128,7 +138,10 @@ class Talker(Protocol):
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
-        """Complete the frame that begins with code 0. Returns codes int64 [len(slots), 16]."""
+        """Complete the frame that begins with code 0. Returns codes int64 [len(slots), 16].
+
+        A code whose logits have NaN or +inf is NOT_FINITE of engines.sampling.
+        """
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append the slot's last frame and the row of one text token to each slot.
@@ -224,6 +237,9 @@ class KvSlots(Protocol):
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
 
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
+
 
 class ThinkerSlots(KvSlots, Protocol):
     """The thinker's decoder."""
@@ -282,5 +298,5 @@ class Predictor(Protocol):
 
         hidden: the talker's post-norm hidden states, [all slots, hidden]. feedback: [all slots,
         hidden], receives the feedback rows of these slots: see model.code_predictor. Returns codes
-        int64 [n, 16], code 0 first.
+        int64 [n, 16], code 0 first; see Talker.predict.
         """

@@ -63,6 +63,10 @@ class RemoteDecoder(RemoteEngine):
         """Copy the first rows of one slot to another one; see Thinker.copy."""
         self.process.call("copy", source, target, rows)
 
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
+        self.process.call("clear", slot)
+
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Thinker.step and Talker.step."""
         return self.process.call("step", slots, token_ids)

@@ -23,6 +23,8 @@ Ids = NDArray[np.int64]
 Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`sample_ids`, or a function that computes the same."""
+NOT_FINITE = -1
+"""Id of a sequence whose logits have NaN or +inf among the allowed ids, or are all -inf."""
 UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
 _MASK_BITS = 32
 
@@ -122,8 +124,13 @@ class Sampler:
 
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-    """Sample the next id of each of several sequences. logits: [1, vocab] of each."""
+    """Sample the next ids of sequences, NOT_FINITE among them. logits: [1, vocab] of each."""
     return [_sample(*each) for each in zip(samplers, logits, strict=True)]
+
+
+def is_finite(logits: Tensor) -> bool:
+    """Return whether no logit is NaN or +inf."""
+    return bool(logits.float().numpy().max() < np.inf)  # the maximum with NaN is NaN
 
 
 def log_probabilities(logits: Tensor, ids: Sequence[int] | Ids) -> list[float]:
@@ -198,8 +205,10 @@ def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> tuple[
 
 
 def _sample(sampler: Sampler, logits: Tensor) -> int:
-    """Sample the next id of a sequence."""
+    """Sample the next id of a sequence, or NOT_FINITE."""
     params, scores = sampler.params, processed(sampler, logits)
+    if not np.isfinite(scores.max()):  # the maximum with NaN is NaN
+        return NOT_FINITE
     if params.do_sample:
         scores = scores / np.float32(params.temperature)
         indices, probabilities = kept(scores, params.top_k, params.top_p, params.min_p)

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.engines.protocols import (
     PredictorSampling,
 )
 from qwen3_omni_neuron.engines.thinker import DecoderEngine
-from qwen3_omni_neuron.errors import PromptTooLongError
+from qwen3_omni_neuron.errors import EngineError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import lazy_zeros
 from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
@@ -61,6 +61,13 @@ class TalkerEngine(DecoderEngine):
         self._assistant_rows: dict[int, Tensor] = {}  # by speaker
 
     @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows, its last hidden state and feedback."""
+        super().clear(slot)
+        self._hidden[slot] = self._feedback[slot] = 0
+        self._incomplete.pop(slot, None)
+
+    @torch.inference_mode()
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows from `start` on; see Talker.prefill_chunk."""
         self._check_length(prompt)
@@ -69,7 +76,10 @@ class TalkerEngine(DecoderEngine):
             media, rows = media_mask(token_ids, self._config), self.text_rows(token_ids)
             rows = self._with_media(rows, media, accepted)
             positions = prompt.positions[:, start : len(prompt.token_ids)]
-            self._decoder.prefill(slot, rows, positions, start=start)
+            _, hidden = self._decoder.prefill(slot, rows, positions, start=start)
+            if not hidden.isfinite().all():
+                end = start + len(token_ids)
+                raise EngineError.not_finite("talker", f"rows {start} to {end} of the prompt")
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:

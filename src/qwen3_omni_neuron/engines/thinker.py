@@ -23,6 +23,10 @@ class SlotLengths:
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots
 
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
+        self._lengths[slot] = 0
+
     def _begin(self, slot: int, start: int) -> None:
         """Drop a slot's rows after the first `start`, which rows of a prompt will follow."""
         length = self._lengths[slot]
@@ -63,6 +67,11 @@ class DecoderEngine:
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Thinker.copy."""
         self._kv_slots.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
+        self._kv_slots.clear(slot)
 
     def close(self) -> None:
         """Release the parts' resources; see Thinker.close."""

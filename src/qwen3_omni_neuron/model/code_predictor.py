@@ -124,11 +124,11 @@ class CodePredictor(nn.Module):
         uniforms: float32 [slots, 15] in [0, 1), a random number for each code, or None for greedy;
         top_p: float32 [slots], see model.code_predictor.top_p_limits; top_k, running_sum,
         top_k_limits (int64 [slots]): see model.code_predictor.sample_top.
-        Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
-        of the 16 codes' embeddings, in the type of these.
+        Returns codes int64 [slots, 16], code 0 first, -1 where the logits have NaN or +inf; and the
+        feedback [slots, hidden]: the sum of the 16 codes' embeddings, in the type of these.
         """
         row = self.code0_embedding(code0)
-        codes, embedded = [code0], [row]
+        codes, embedded, seen = list[Tensor](), [row], list[Tensor]()
         cache = FrameCache()
         rows = torch.stack((hidden, row.to(hidden.dtype)), 1).flatten(0, 1)  # [slots * 2, hidden]
         # One table, whose rows a device gathers; of a part of it, it might first make a copy.
@@ -140,12 +140,15 @@ class CodePredictor(nn.Module):
             else:
                 of_step = uniforms[:, step]
                 code = sample_top(logits, of_step, top_k, top_p, running_sum, top_k_limits)
+            seen.append(logits)
             code = code.to(code0.dtype)
             rows = F.embedding(code + step * vocabulary, table)
             codes.append(code)
             embedded.append(rows)
+        finite = (torch.stack(seen, 1) < torch.inf).all(-1)  # [slots, 15]; NaN is not below it
+        sampled = torch.where(finite, torch.stack(codes, 1), -1)
         # One sum that rounds once, like the reference's, also in bfloat16.
-        return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
+        return torch.cat((code0[:, None], sampled), 1), torch.stack(embedded, 1).sum(1)
 
     def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:
         """Run one step; return the logits [slots, vocab] after each slot's last row.

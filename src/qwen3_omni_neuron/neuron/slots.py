@@ -90,6 +90,11 @@ class GraphSlots(SlotLengths):
         self._end(slot, start + len(rows), float(positions.max()))
         return logits, torch.cat(seen)
 
+    def clear(self, slot: int) -> None:
+        """Drop a slot's rows; see Thinker.clear."""
+        super().clear(slot)
+        self._held[slot] = 0
+
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the slot's whole window. The target needs a prefill before its next step."""
         length = self._lengths[source]

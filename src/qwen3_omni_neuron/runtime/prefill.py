@@ -97,12 +97,14 @@ class PromptTask(Task):
     """A request in a stage that computes its prompt.
 
     rows: of the prompt that may be cached. keys: None without a prefix cache. most: rows to use
-    from the cache at most.
+    from the cache at most. finite: whether all rows that it has computed are known to be finite;
+    None before the first.
     """
 
     def __init__(self, live: LiveRequest, rows: int, keys: RowKeys | None, most: int):
         super().__init__(live)
         self.rows, self.keys, self.most = rows, keys, most
+        self.finite: bool | None = None
 
     def media_rows(self, rows: int) -> int:
         """Count the rows of media among the first `rows`."""
@@ -123,6 +125,7 @@ class PrefillStage(Stage[AnyPrompt]):
         super().__init__(name, shared)
         self._engine, self._policy = engine, policy
         self.cache = PrefixCache(engine.slots)
+        self._to_clear = set[int]()  # slots whose rows may not be finite
 
     @abstractmethod
     def _compute(self, task: AnyPrompt, start: int, stop: int) -> Tensor | None:
@@ -160,6 +163,10 @@ class PrefillStage(Stage[AnyPrompt]):
         Returns whether all known rows are computed, and the hidden states of its media.
         """
         start, stop = 0, task.rows
+        if task.slot in self._to_clear:
+            self._engine.clear(task.slot)
+            self._to_clear.remove(task.slot)
+        task.finite = False
         if task.keys is None:
             task.live.prefilled_rows[self.name] = stop
         else:
@@ -172,6 +179,13 @@ class PrefillStage(Stage[AnyPrompt]):
             accepted = self._put(task, stop, accepted)
         task.prefilled_s = self._clock.now()
         return stop == task.rows, NO_ACCEPTED if accepted is None else accepted
+
+    def _release(self, task: AnyPrompt) -> None:
+        """Drop a request. Its rows go with it after an error, or where one may not be finite."""
+        if task.finite is not None and not (task.finite and task.live.error is None):
+            self.cache.put(task.slot, None)
+            self._to_clear.add(task.slot)
+        super()._release(task)
 
     def _put(self, task: AnyPrompt, stop: int, accepted: Tensor = NO_ACCEPTED) -> Tensor:
         """Record that a slot holds a prompt's rows up to `stop`.

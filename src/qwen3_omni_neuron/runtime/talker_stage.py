@@ -10,7 +10,15 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
-from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
+from qwen3_omni_neuron.engines.sampling import (
+    NOT_FINITE,
+    Ids,
+    SampleIds,
+    Sampler,
+    allowed_ids,
+    is_finite,
+)
+from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.runtime.policy import LEAST_CHUNK_ROWS, SchedulingPolicy, in_turn
@@ -176,6 +184,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         if start < stop:
             prompt, accepted = task.prompt.first(stop), self._accepted(task, start, stop)
             self._engine.prefill_chunk(task.slot, prompt, start, accepted)
+        task.finite = True
         return NO_ACCEPTED
 
     def _accepted(self, task: TalkerTask, start: int, stop: int) -> Tensor:
@@ -196,12 +205,19 @@ class TalkerStage(PrefillStage[TalkerTask]):
 
     def _step(self, tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
         rows = [task.row for task in tasks if task.row is not None]
+        for task in tasks:
+            task.finite = False  # until a code is sampled
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
     def _speak(self, speaking: Iterable[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames: sample code 0 here, and the others in the code predictor."""
         # An ended request needs no code predictor.
-        speaking = [(task, logits) for task, logits in speaking if task.speaks]
+        stepped, speaking = list(speaking), list[tuple[TalkerTask, Tensor]]()
+        for task, logits in stepped:
+            if task.speaks:
+                speaking.append((task, logits))
+            else:
+                task.finite = is_finite(logits)
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
@@ -209,7 +225,10 @@ class TalkerStage(PrefillStage[TalkerTask]):
         # By task: code 0, the sampling of the other codes, and LiveRequest.end_probabilities.
         begun: dict[TalkerTask, tuple[int, PredictorSampling, float]] = {}
         for (task, logits), code in zip(speaking, sampled, strict=True):
-            task.phase, task.row = Phase.STEP, None
+            task.phase, task.row, task.finite = Phase.STEP, None, code != NOT_FINITE
+            if not task.finite:
+                self._end_not_finite(task, "talker", 0)
+                continue
             ended = code == self._config.codec_eos_id
             if ended or len(task.live.codes) + 1 >= task.limit:
                 with self._lock:
@@ -234,11 +253,20 @@ class TalkerStage(PrefillStage[TalkerTask]):
             for task, codes in predicted:
                 if not task.speaks:
                     continue
+                if (codes < 0).any():
+                    self._end_not_finite(task, "code predictor", int((codes < 0).argmax()))
+                    continue
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
                 task.live.end_probabilities.append(begun[task][2])
                 self._on_frame(task.live)
+
+    def _end_not_finite(self, task: TalkerTask, stage: str, code: int) -> None:
+        """End a request by the logits of a code of its next frame."""
+        step = f"code {code} of frame {len(task.live.codes) + 1}"
+        with self._lock:
+            task.live.end(EngineError.not_finite(stage, step))
 
     def _end_probability(self, task: TalkerTask, logits: Tensor) -> float:
         live = task.live

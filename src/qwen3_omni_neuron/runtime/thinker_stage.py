@@ -15,13 +15,16 @@ from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder, Thinker
 from qwen3_omni_neuron.engines.sampling import (
+    NOT_FINITE,
     Mask,
     SampleIds,
     Sampler,
     all_ids_but,
+    is_finite,
     likeliest,
     log_probabilities,
 )
+from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.grammar import GrammarState, wait_for_masks
@@ -226,6 +229,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if ready:
             token_ids = self._sample_ids([task.sampler for task in ready], logits)
             for task, token_id in zip(ready, token_ids, strict=True):
+                task.finite = token_id != NOT_FINITE
                 self._write(task, token_id)
 
     def _has_mask(self, task: ThinkerTask) -> bool:
@@ -251,6 +255,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if not task.begun:
             task.begun, live.cached_rows = True, start
         if start == stop and live.request.ahead:  # cached as a whole
+            task.finite = True
             return NO_ACCEPTED
         prompt, encoded = live.request.prompt, live.encoded
         if stop < task.rows:
@@ -263,10 +268,14 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         with self._lock:
             self._policy.prefilled(stop - start, self._clock.now() - start_s)
         task.logits = logits if stop == task.rows else None
+        if live.request.ahead or stop < task.rows:  # nothing is sampled from these logits
+            task.finite = is_finite(logits)
         return accepted
 
     def _release(self, task: ThinkerTask) -> None:
         """Drop a request. Its slot has the reply without the last token. The lock is held."""
+        if task.logits is not None:  # a row without a sample, as where a grammar ends the text
+            task.finite = is_finite(task.logits)
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if cached is not None and task.last is not None and appended:
             keys = cached.keys.followed_by(appended)
@@ -277,6 +286,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
 
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]
+        for task in tasks:
+            task.finite = False  # until a token is sampled
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int | None) -> None:
@@ -286,11 +297,15 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         logits, task.logits = task.logits, None
         if token_id is not None:
             task.last = token_id
-            if options.logprobs and logits is not None:
+            if options.logprobs and logits is not None and token_id != NOT_FINITE:
                 (logprob,) = log_probabilities(logits, [token_id])
                 others = likeliest(logits, options.top_logprobs) if options.top_logprobs else []
         with self._lock:
             if live.ended:
+                return
+            if token_id == NOT_FINITE or (logprob is not None and math.isnan(logprob)):
+                step = f"text token {len(live.token_ids) + 1}"
+                live.end(EngineError.not_finite("thinker", step))
                 return
             live.timestamps.progress_s = self._clock.now()
             if token_id is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
+from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import (
@@ -188,6 +189,11 @@ class VocoderStage(Stage[VocoderTask]):
         """Pass a chunk, or its kept part, to the caller. The lock is held."""
         live = task.live
         if live.ended:
+            return
+        if not np.isfinite(samples).all():
+            first = live.decoded_frames + 1
+            step = f"frames {first} to {live.decoded_frames + task.chunk}"
+            live.end(EngineError.not_finite("vocoder", step))
             return
         live.timestamps.progress_s = now
         frames = task.chunk

@@ -20,11 +20,14 @@ int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab)
 {
     int64_t best = 0;
     float most = allowed(logits, mask, 0);
-    for (int64_t i = 1; (i = kernels->first_above(logits, mask, i, vocab, most)) < vocab; i++) {
+    for (int64_t i = 1; isless(most, INFINITY); i++) { /* NaN is not less */
+        i = kernels->first_above(logits, mask, i, vocab, most);
+        if (i >= vocab)
+            break;
         best = i;
         most = logits[i];
     }
-    return best;
+    return isfinite(most) ? best : NOT_FINITE;
 }
 
 /* Order of candidates: the largest logit first; of equal ones the smaller id first. */
@@ -77,25 +80,28 @@ static void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, i
         ids[i] = i < count ? kept[i].id : 0;
     }
     kernels->places(places, logits, ids, count);
-    for (int64_t i = 0; i < k; i++)
-        ordered[i] = kept[i]; /* NaN gets no place: its element stays a valid id */
     for (int64_t i = 0; i < count; i++)
         if (places[i] < k)
             ordered[places[i]] = kept[i];
 }
 
-/* Return the k largest logits in order. */
+/* Return the k largest logits in order; NULL for NaN or infinity among them. */
 static const Candidate *largest(const Drawing *d, int64_t k, const float *logits,
                                 const uint32_t *mask, int64_t vocab)
 {
     Candidate *kept = d->kept;
     int64_t held = vocab <= FEW ? vocab : k;
-    for (int64_t i = 0; i < held; i++)
+    for (int64_t i = 0; i < held; i++) {
         kept[i] = (Candidate){allowed(logits, mask, i), (int32_t)i};
+        if (!isless(kept[i].logit, INFINITY)) /* NaN is not less */
+            return NULL;
+    }
     if (held > FEW || held < vocab)
         heapify(kept, held);
     for (int64_t i = held;
          (i = kernels->first_above(logits, mask, i, vocab, kept[0].logit)) < vocab; i++) {
+        if (!isless(logits[i], INFINITY))
+            return NULL;
         kept[0] = (Candidate){logits[i], (int32_t)i};
         sink(kept, 0, held);
     }
@@ -112,6 +118,8 @@ int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_
 {
     int64_t k = top_k > 0 && top_k < vocab ? top_k : vocab, rank = 0;
     const Candidate *kept = largest(d, k, logits, mask, vocab);
+    if (kept == NULL || !isfinite(kept[0].logit))
+        return NOT_FINITE;
     float most = kept[0].logit / temperature;
     float *probabilities = d->probabilities;
     double total = 0, cumulative = 0, kept_sum = 0;
@@ -169,11 +177,15 @@ int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
         index = s->top_k == GREEDY ? likeliest(given, mask, s->count)
                                    : draw(&drawing, given, mask, s->count, s->temperature,
                                           s->top_k, uniforms[r], s->top_p, s->min_p);
+        ids[r] = index;
+        if (index == NOT_FINITE)
+            continue;
         if (s->penalties != NULL)
             s->penalties[index] = s->penalty;
         if (s->counts != NULL)
             s->counts[index]++;
-        ids[r] = s->allowed == NULL ? index : s->allowed[index];
+        if (s->allowed != NULL)
+            ids[r] = s->allowed[index];
     }
     free(block);
     return DONE;

@@ -16,6 +16,9 @@ typedef struct {
     float *probabilities;
 } Drawing;
 
+/* What likeliest and draw return where an allowed logit is NaN or infinity, or all are minus infinity. */
+enum { NOT_FINITE = -1 };
+
 /* Index of the largest logit; the first of equal ones. mask: NULL, or the ids that may be drawn, a bit
  * each; the others have the logit minus infinity. */
 int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab);

@@ -91,8 +91,8 @@ typedef struct {
     /* Count for each of several logits those that are larger, or equal with a smaller id. The
      * arrays have space for a multiple of WIDEST. */
     void (*places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count);
-    /* The first of the elements from `from` on that is above a bound, and has its bit in the mask
-     * unless that is NULL; count where none is. */
+    /* The first of the elements from `from` on that is above a bound or NaN, and has its bit in the
+     * mask unless that is NULL; count where none is. */
     int64_t (*first_above)(const float *x, const uint32_t *mask, int64_t from, int64_t count,
                            float bound);
     int raw; /* whether multiply takes INT4 numbers for floats where they lie: see take_inputs */

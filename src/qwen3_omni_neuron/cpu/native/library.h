@@ -198,7 +198,8 @@ typedef struct {
 
 /* Draw the next id of each sequence, and note it in penalties and counts: engines.sampling.sample_ids.
  * logits: [vocab] of each; uniforms [rows] in [0, 1). masks: NULL, or for each sequence NULL or the
- * ids that it may have, a bit each: [vocab / 32] rounded up. Writes ids [rows]. */
+ * ids that it may have, a bit each: [vocab / 32] rounded up. Writes ids [rows], NOT_FINITE where an
+ * allowed logit is NaN or infinity. */
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
               const Sampling *const *sampling, const float *uniforms,
               const uint32_t *const *masks, int64_t *ids);

@@ -109,14 +109,14 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             memcpy(logits + step * slots * vocab, f.logits, (size_t)(slots * vocab) * sizeof(float));
         for (int64_t r = 0; r < slots && done; r++) {
             const float *of_slot = f.logits + r * vocab;
-            int64_t code;
+            int64_t code; /* NOT_FINITE leaves the other slots' frames as they are */
             if (uniforms == NULL)
                 code = likeliest(of_slot, NULL, vocab);
             else
                 code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k[r],
                             uniforms[r * p->steps + step], top_p[r], 0);
             codes[r * groups + step + 1] = code;
-            look_up(x + r * width, &p->embedding, step * vocab + code);
+            look_up(x + r * width, &p->embedding, step * vocab + larger(code, 0));
             for (int64_t i = 0; i < width; i++)
                 feedback[rows[r] * width + i] += x[r * width + i];
         }

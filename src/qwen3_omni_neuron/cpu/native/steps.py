@@ -252,6 +252,7 @@ class NativeSlots(CpuSlots):
 
         extra: `visual` and `deepstack` of NativeSteps.prefill.
         """
+        self._drop(slot, start + len(rows))
         self._begin(slot, start)
         outputs = self.steps.prefill(slot, start, rows, positions, *extra)
         self._end(slot, start + len(rows), float(positions.max()))
@@ -266,6 +267,7 @@ class NativeSlots(CpuSlots):
         *more: Any,
     ) -> Tensor:
         """Append rows of a table after a slot's first `start`."""
+        self._drop(slot, start + positions.shape[1])
         self._begin(slot, start)
         logits = self.steps.prefill_ids(slot, start, ids, positions, *more)
         self._end(slot, start + positions.shape[1], float(positions.max()))

@@ -918,12 +918,12 @@ static void KIND(places)(int32_t *places, const float *logits, const int32_t *id
     }
 }
 
-/* Whether any of the 32 elements of a mask's word is above a bound. */
+/* Whether any of the 32 elements of a mask's word is above a bound or NaN. */
 INLINE int KIND(any_above)(const float *x, Vector bound)
 {
     Bits any = {0};
     for (int i = 0; i < 32; i += LANES)
-        any |= READ(x + i) > bound;
+        any |= ~(READ(x + i) <= bound);
 #if LANES == 8
     return !_mm256_testz_si256((__m256i)any, (__m256i)any);
 #else
@@ -943,7 +943,7 @@ static int64_t KIND(first_above)(const float *x, const uint32_t *mask, int64_t f
         uint32_t bits = (mask == NULL ? UINT32_MAX : mask[i / 32]) >> i % 32;
         if (bits != 0 && (end - i < 32 || KIND(any_above)(x + i, bounds)))
             for (int64_t j = i; j < end; j++, bits >>= 1)
-                if (bits & 1 && x[j] > bound)
+                if (bits & 1 && !(x[j] <= bound))
                     return j;
         i = end;
     }
