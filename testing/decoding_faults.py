@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -46,15 +47,15 @@ def prepare(setup: int) -> fork_server.Run:
 
 def run(line: wire.Line, job: int, result: int) -> None:
     """Do what a job's content says."""
-    line.receive(1)
+    line._orders.peek(1)
     with open(job, "rb", closefd=False) as file:
         file.seek(0)
         pickle.load(file)
         data = file.read()
     if not data.startswith(FAULT):
-        line._data += wire.GO
         media_work.run(line, job, result)
         return
+    line.receive(len(wire.GO))
     wanted = json.loads(data[len(FAULT) :])
     kind = wanted["fault"]
     if kind == "says":
@@ -72,7 +73,7 @@ def run(line: wire.Line, job: int, result: int) -> None:
         line.receive(1)
         os.ftruncate(result, 100)
     elif kind == "deaf":  # it does not end, nor listen
-        line._connection.close()
+        line._connection.shutdown(socket.SHUT_RDWR)
         time.sleep(600)
     elif kind == "family":  # starts a process that outlives it
         pid = os.fork()
@@ -98,7 +99,7 @@ def _harm_itself(kind: str, wanted: dict[str, Any]) -> None:
 
 
 def _state() -> dict[str, object]:
-    limits = ("AS", "CPU", "CORE", "FSIZE", "NOFILE")
+    limits = ("AS", "CPU", "CORE", "FSIZE", "NOFILE", "NPROC")
     status = Path("/proc/self/status").read_text()
     return {
         "torch": "torch" in sys.modules,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class FaultyMatcher(grammar_work.Matcher):
         elif fault == "twice":
             line._connection.sendall(2 * wire.packed(wire.MASK, 0.0))
         elif fault == "deaf":
-            line._connection.close()
+            line._connection.shutdown(socket.SHUT_RDWR)
             time.sleep(600)
         else:
             end_s = time.process_time() + 0.1

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from openai import OpenAI
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
 from qwen3_omni_neuron.serving.server import Server
@@ -45,8 +47,19 @@ def serving(omni: Qwen3Omni, fetcher: Fetcher | None = None, **settings: Any) ->
         lambda: _Borrowed(omni),  # type: ignore[arg-type, return-value]
         fetcher,
     )
-    with server.running(END_S):
-        yield server
+    with ThreadPoolExecutor(1, "server") as pool:
+        running = pool.submit(server.run)
+        try:
+            while not (server.port and server.service.model.ready):
+                if wait((running,), 0.05).done:
+                    running.result()
+                    raise ClosedError("the server ended before its model was ready.")
+            yield server
+        finally:
+            server.stop()
+            if wait((running,), END_S).not_done:
+                server.stop()
+            running.result()
 
 
 def url_of(server: Server, scheme: str = "http") -> str:

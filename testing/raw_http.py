@@ -21,6 +21,11 @@ LONG: dict[str, Any] = {
     **{"thinker_max_new_tokens": 3000, "talker_max_new_tokens": 4000},
 }
 SECONDS = 10
+UPGRADE = (
+    "GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\n"
+    "connection: upgrade\r\nsec-websocket-version: 13\r\n"
+    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
 
 
 def connected(

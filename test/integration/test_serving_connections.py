@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing import raw_http
 from testing.http_client import Answer, ask
 from testing.http_server import made_certificate, serving, url_of, wait_until
-from testing.raw_http import rest_of
+from testing.raw_http import UPGRADE, rest_of
 from testing.scripted_model import ScriptedModel
 
 BIG = bytes(range(256)) * (1 << 14)  # 4 MiB
@@ -135,6 +136,19 @@ def test_an_error_that_nobody_expects_is_openais_and_logged_once(
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert vars(record)["request_id"] == answer.headers["x-request-id"]
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_server_that_gets_no_more_threads_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    long = {**raw_http.ASKED, "messages": [{"role": "user", "content": "Hello " * 20_000}]}
+    with scripted() as server:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        refused = ask(url_of(server) + raw_http.CHAT, long)
+        monkeypatch.undo()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert ask(url_of(server) + raw_http.CHAT, raw_http.ASKED).status == 200
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -292,13 +306,6 @@ def test_a_browser_is_told_what_a_page_that_is_allowed_may_send(keys: tuple[str,
         assert plain.headers["access-control-allow-origin"] == "https://a.example"
 
 
-UPGRADE = (
-    "GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\n"
-    "connection: upgrade\r\nsec-websocket-version: 13\r\n"
-    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-)
-
-
 def test_a_key_beyond_ascii_opens_the_server() -> None:
     key = "schlüssel-鍵"
     with scripted(api_keys=(key, "other")) as server:
@@ -310,3 +317,10 @@ def test_a_key_beyond_ascii_opens_the_server() -> None:
             with connected(server) as sock:
                 sock.sendall(UPGRADE.encode() + b"authorization: Bearer " + given + b"\r\n\r\n")
                 assert int(sock.recv(100).split()[1]) == (101 if status == 200 else 401)
+        for first, second in ((key, "other"), ("wrong", key), (key, key)):
+            with connected(server) as sock:
+                lines = b"".join(
+                    b"authorization: Bearer %s\r\n" % k.encode() for k in (first, second)
+                )
+                sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: here\r\n" + lines + b"\r\n")
+                assert b" 400 " in sock.recv(100)

@@ -29,6 +29,7 @@ from testing.raw_http import (
     ASKED,
     LONG,
     SECONDS,
+    UPGRADE,
     connected,
     head_of,
     rest_of,
@@ -148,15 +149,40 @@ def long_stream(url: str) -> tuple[OpenAI, Iterator[Any]]:
     return client, stream
 
 
+# Under nohup a server goes on after SIGHUP.
+HANG_UP = signal.SIGHUP if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else signal.SIGQUIT
+
+
 @pytest.mark.usefixtures("warm_commands")
-def test_sigterm_lets_requests_end() -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, HANG_UP, again(signal.SIGQUIT)])
+def test_a_signal_lets_requests_end(how: signal.Signals) -> None:
     with command() as (process, url, _):
         client, stream = long_stream(url)
         with closing(client):
-            process.send_signal(signal.SIGTERM)
+            for ignored in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+                process.send_signal(ignored)
+            process.send_signal(how)
             *_, last = stream
             assert last.choices[0].finish_reason
         assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.usefixtures("warm_commands")
+def test_a_socket_that_is_refused_or_sends_no_text_is_no_error_of_the_log() -> None:
+    with command() as (process, url, log):
+        for path, sent, ends in (
+            ("/v1/none", b"", b"}"),
+            ("/v1/realtime", b"\x81\x81\0\0\0\0\xff", b"\x88\x02" + (1007).to_bytes(2, "big")),
+        ):
+            with connected(url) as sock:
+                sock.sendall(UPGRADE.replace("/v1/realtime", path).encode() + b"\r\n")
+                begin = sock.recv(1 << 16)
+                sock.sendall(sent)
+                assert (begin + rest_of(sock)).endswith(ends), path
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+        wait_until(lambda: any("Finished" in line["event"] for line in log))
+        assert {line["level"] for line in log} == {"info"}, log
 
 
 @pytest.mark.usefixtures("slow_steps")

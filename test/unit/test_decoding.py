@@ -17,9 +17,8 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
 )
 from qwen3_omni_neuron.events.encoding import wav_header
-from qwen3_omni_neuron.helpers import inline
-from qwen3_omni_neuron.helpers.inline import decode_inline
 from qwen3_omni_neuron.helpers.job import Job, Measured
+from qwen3_omni_neuron.helpers.media import MOST_INLINE_BYTES, decode_inline
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
@@ -351,7 +350,7 @@ def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
         assert (found.type, str(found.value)) == (expected.type, str(expected.value))
 
 
-WAV = sound("WAV", "PCM_16")
+WAV, LARGE = sound("WAV", "PCM_16"), 2 * MOST_INLINE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -368,7 +367,7 @@ WAV = sound("WAV", "PCM_16")
         job_of("audio", wav_header(1000, 64000) + bytes(64000)),
         job_of("audio", WAV[:32] + b"\x03\x00" + WAV[34:]),  # bytes of a frame
         job_of("audio", sound("WAV", "PCM_U8")),
-        job_of("audio", wav_header(16000, 2 * inline.MOST_BYTES) + bytes(2 * inline.MOST_BYTES)),
+        job_of("audio", wav_header(16000, LARGE) + bytes(LARGE)),
         job_of("audio", sound("WAV", "ULAW", 8000)),
         job_of("audio", sound("WAV", "PCM_24")),
         job_of("audio", sound("FLAC", "PCM_16")),

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.job import ERRORS, MIB
 from testing.decoding_cases import SharedPool, job_of, picture, sound, wait_until
 from testing.decoding_faults import fault, says
-from testing.subprocesses import lives, open_files
+from testing.subprocesses import lives, open_files, run_python
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def holds(*numbers: float) -> bytes:
     [
         (fault("signal", number=int(signal.SIGSEGV)), "was ended by SIGSEGV"),
         (fault("signal", number=int(signal.SIGKILL)), "was ended by SIGKILL"),
-        (fault("signal", number=int(signal.SIGXCPU)), "needed more than 120 s of processor time"),
+        (fault("signal", number=int(signal.SIGXCPU)), "needed more than 60 s of processor time"),
         (fault("memory", size=1 << 40), "needed more than 512 MiB of memory"),
         (fault("memory", size=600 * MIB), "needed more than 512 MiB of memory"),
         (fault("no such"), "ended with exit status 1"),
@@ -130,7 +130,25 @@ def test_a_child_has_limits_and_no_more_than_it_needs(shared: SharedPool) -> Non
     assert state["files"] == 6  # of the standard streams, its connection, job and result
     assert limits["AS"] <= state["mapped"] + 512 * MIB
     del limits["AS"]
-    assert limits == {"CPU": 120, "CORE": 0, "FSIZE": MIB, "NOFILE": 64}
+    assert limits == {"CPU": 60, "CORE": 0, "FSIZE": MIB, "NOFILE": 64, "NPROC": 0}
+
+
+NO_MORE = """
+import _thread, os
+from qwen3_omni_neuron.helpers.fork_server import limit
+limit(1 << 30, 10)
+if os.getuid() == 0:  # which has no limit of processes
+    os.setuid(65534)
+for start in (os.fork, lambda: _thread.start_new_thread(print, ())):
+    try:
+        print("started", start())
+    except (OSError, RuntimeError):
+        print("refused")
+"""
+
+
+def test_a_child_that_is_not_roots_starts_no_process_and_no_thread() -> None:
+    assert run_python("-c", NO_MORE).split() == ["refused", "refused"]
 
 
 @pytest.mark.usefixtures("cold_starts")

@@ -58,7 +58,7 @@ def test_the_fork_server_is_small_and_has_one_thread(
         open_then = open_files(pool.pid)
         for _ in range(3):
             await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-        assert open_files(pool.pid) == open_then
+        await until(lambda: open_files(pool.pid) <= open_then)
         status = Path(f"/proc/{pool.pid}/status").read_text()
         mapped = Path(f"/proc/{pool.pid}/maps").read_text()
         await pool.close()

@@ -1,8 +1,8 @@
 """Small process with one thread that has loaded what its children need, and forks them.
 
-It forks a child for each order, kills children that the pool names, and reports how each ended. It
-alone reaps them, so that a process id still means the same child when it kills it. When the pool
-closes its end of the connection, it ends its children and then itself.
+It forks a child for each order, kills one whose report the pool waits for no longer, and reports
+how each ended. It alone reaps them, so that a process id still means the same child when it kills
+it. When the pool closes its end of the connection, it ends its children and then itself.
 """
 
 import contextlib
@@ -26,19 +26,18 @@ from qwen3_omni_neuron.helpers import wire
 
 Run = Callable[[wire.Line, int, int], object]
 """Function of a child: gets its connection, and the files with its job and for its result."""
-ORDER = struct.Struct("<cQQQ")
-"""Order: FORK or KILL, the child's number, for FORK its bytes and CPU seconds.
+ORDER = struct.Struct("<QQ")
+"""Order of a fork: bytes and CPU seconds of the child, which gets the first three files with it.
 
-FORK passes the child's files: its end of its connection, its job, its result.
+They are its end of its connection, its job and its result. The fourth is for the report.
 """
-FORK, KILL = b"F", b"K"
-REPORT = struct.Struct("<Qi")
-"""Report: child's number, and its return code in subprocess's form. READY is the first one's."""
-READY = 0
-NO_FORK = 1 << 16  # return code in a report when the fork failed
+REPORT = struct.Struct("<i")
+"""Report: a child's return code in subprocess's form, or NO_FORK."""
+READY = b"R"
+NO_FORK = 1 << 16
 OUT_OF_MEMORY = 12  # exit status of a child
 MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
-_FILES = 3
+_FILES = 4
 _MOST_FILES = 64  # limit of a child's open files
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
@@ -69,55 +68,51 @@ class _ForkServer:
         self._run, self._niceness = run, niceness
         self._pid = os.getpid()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        self._numbers: dict[int, int] = {}  # children's numbers by process id
-        self._wake, self._woken = os.pipe()
-        for end in (self._wake, self._woken):
-            os.set_blocking(end, False)
+        self._reports: dict[int, socket.socket] = {}  # by process id
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
 
     def serve(self) -> None:
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
         with contextlib.suppress(ConnectionError):
-            self._control.sendall(REPORT.pack(READY, 0))
+            self._control.send(READY)
             while os.getppid() == self._parent:  # a forked process may hold the pool's end, too
-                ready = {descriptor for descriptor, _ in poll.poll(1000)}
-                if self._wake in ready:
-                    os.read(self._wake, 4096)
+                ready = {descriptor for descriptor, _ in self._poll.poll(1000)}
+                if self._wake.fileno() in ready:
+                    self._wake.recv(4096)
+                for pid, report in self._reports.items():
+                    if report.fileno() in ready:
+                        self._poll.unregister(report)
+                        _kill(pid)
                 self._reap()
-                if self._control.fileno() in ready and not self._obey():
+                if self._control.fileno() in ready and not self._fork():
                     break
         self._end()
 
-    def _obey(self) -> bool:
+    def _fork(self) -> bool:
         """Execute the next order. Returns False where the connection has ended."""
         order, files, _, _ = socket.recv_fds(self._control, ORDER.size, _FILES)
-        try:
-            if not order:
-                return False
-            kind, number, memory_bytes, cpu_s = ORDER.unpack(order)
-            if kind == FORK:
-                self._fork(number, memory_bytes, cpu_s, files)
-            else:
-                for pid in [p for p, n in self._numbers.items() if n == number]:
-                    _kill(pid)
-            return True
-        finally:
-            for descriptor in files:
-                os.close(descriptor)
-
-    def _fork(self, number: int, memory_bytes: int, cpu_s: int, files: list[int]) -> None:
+        if not order:
+            return False
+        limits, (*own, last) = ORDER.unpack(order), files
+        report = socket.socket(fileno=last)
         try:
             pid = os.fork()
+            if not pid:
+                report.close()
+                self._be_child(*limits, *own)
+            self._reports[pid] = report
+            self._poll.register(report, 0)  # that the pool has closed its end is always reported
         except OSError:
-            self._control.sendall(REPORT.pack(number, NO_FORK))
-            return
-        if pid:
-            self._numbers[pid] = number
-        else:
-            self._be_child(memory_bytes, cpu_s, *files)
+            _send(report, NO_FORK)
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
+        return True
 
     def _be_child(
         self, memory_bytes: int, cpu_s: int, connection: int, job: int, result: int
@@ -133,9 +128,8 @@ class _ForkServer:
                 self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             if os.getppid() != self._pid:  # the fork server ended before the prctl call
                 os._exit(1)
-            self._control.close()
-            os.close(self._wake)
-            os.close(self._woken)
+            for own in (self._control, self._wake, self._woken, *self._reports.values()):
+                own.close()
             os.nice(self._niceness)
             limit(memory_bytes, cpu_s)
             line = wire.Line(socket.socket(fileno=connection))
@@ -153,19 +147,26 @@ class _ForkServer:
 
     def _reap(self) -> None:
         """Report every child that has ended."""
-        while self._numbers and (pid := _ended()):
-            number = self._numbers.pop(pid)
+        while self._reports and (pid := _ended()):
             _kill(pid)  # what it has started
             _, status = os.waitpid(pid, 0)
             trim_output()
-            self._control.sendall(REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+            report = self._reports.pop(pid)
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(report)
+            _send(report, os.waitstatus_to_exitcode(status))
 
     def _end(self) -> None:
         """End and reap the children: in a container there may be no other process to reap them."""
-        for pid in self._numbers:
+        for pid in self._reports:
             _kill(pid)
-        for pid in self._numbers:
+        for pid in self._reports:
             os.waitpid(pid, 0)
+
+
+def _send(report: socket.socket, code: int) -> None:
+    with report, contextlib.suppress(OSError):  # the pool waits for it no longer
+        report.send(REPORT.pack(code))
 
 
 def _ended() -> int:
@@ -182,12 +183,16 @@ def _kill(pid: int) -> None:
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Limit this process's memory and CPU time from now on, where the system has such limits."""
+    """Limit this process from now on, where the system has such limits.
+
+    It starts no process and no thread any more, unless root's: RLIMIT_NPROC has no effect on root.
+    """
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + MORE_CPU_S),
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES),
         resource.RLIMIT_NOFILE: (_MOST_FILES, _MOST_FILES),
+        resource.RLIMIT_NPROC: (0, 0),
     }
     with contextlib.suppress(OSError):  # no /proc
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

@@ -227,11 +227,16 @@ class GrammarPool:
             if self._closed:
                 raise ClosedError("the model was closed.")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run, args=(self._loop,), name="qwen3-omni-grammars", daemon=True
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=_run, args=(loop,), name="qwen3-omni-grammars", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the system gives no more threads
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
             return self._loop
 
     # The methods below run in the loop's thread.
@@ -281,10 +286,10 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
 
 def _how(child: Child, error: Exception) -> str:
     """Return how the process of a grammar failed, as a sentence."""
-    status = child.exited.result() if child.exited.done() else 0
-    if status is None:
+    if not isinstance(error, ChildError):
         return "the process that starts those of grammars has ended"
-    if status == -signal.SIGABRT:  # llguidance aborts where it gets no memory
+    # llguidance aborts where it gets no memory.
+    if child.exited.done() and child.exited.result() == -signal.SIGABRT:
         return f"its process needed more than {MEMORY_BYTES >> 20} MiB of memory"
     return f"its process {error}"
 

@@ -1,12 +1,14 @@
-"""Decoding of media that need a codec, each in a process of its own, for a server's event loop."""
+"""Decoding of media for a server's event loop, in processes of their own if they need a codec."""
 
 import asyncio
 import contextlib
+import io
 import logging
 import math
 import mmap
 import os
 import pickle
+import wave
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -16,28 +18,23 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import printable
 from qwen3_omni_neuron.helpers import wire
-from qwen3_omni_neuron.helpers.job import (
-    ERRORS,
-    MIB,
-    Admit,
-    Decoded,
-    Job,
-    Measured,
-    admit_all,
-)
+from qwen3_omni_neuron.helpers.job import ERRORS, MIB, Admit, Decoded, Job, Measured, admit_all
+from qwen3_omni_neuron.helpers.media_work import read_audio
 from qwen3_omni_neuron.helpers.pool import PIECE_BYTES, Child, ChildError, Limits, Pool
 from qwen3_omni_neuron.prompt.media.pixels import SIZE_FIELDS
 
 logger = logging.getLogger(__name__)
 FORK_SERVER = "qwen3_omni_neuron.helpers.media_work"
-_CPU_TIMES = 2  # CPU time limit over deadline: a video's decoder has two threads
+MOST_INLINE_BYTES = 4 * MIB  # 131 s of 16 kHz; at the lowest rate it becomes 16 MiB
+_LEAST_RATE, _MOST_RATE = 8000, 192_000  # Hz; a lower one would become many more samples
+_MOST_CHANNELS = 8
 
 
 class DecodingPool(Pool):
     """Pool of processes that decode media, one for each item, a few at a time.
 
-    decoders: processes at a time. memory_bytes, deadline_s: see Limits; the limit of CPU time is
-    twice the deadline. server: module of the fork server.
+    decoders: processes at a time. memory_bytes, deadline_s: see Limits; CPU time has the same
+    limit. server: module of the fork server.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class DecodingPool(Pool):
         deadline_s: float = 30.0,
         server: str = FORK_SERVER,
     ):
-        limits = Limits(memory_bytes, math.ceil(_CPU_TIMES * deadline_s), deadline_s)
+        limits = Limits(memory_bytes, math.ceil(deadline_s), deadline_s)
         super().__init__(server, "decoder", limits, decoders)
 
     async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
@@ -150,3 +147,42 @@ async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
         at += count
         await asyncio.sleep(0)
     return np.frombuffer(memory, np.uint8)
+
+
+def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
+    """Decode a small WAV of 16-bit PCM; return None for anything else, which the pool decodes.
+
+    admit: see DecodingPool.decode. Takes a few milliseconds.
+    Raises AudioError or PromptTooLongError as the pool does.
+    """
+    content = job.content
+    found = _samples(content) if job.kind == "audio" and isinstance(content, bytes) else None
+    if found is None:
+        return None
+    samples, rate = found
+    warnings: list[str] = []
+    given = {**job.options, "audio": samples, "sampling_rate": rate}
+    made = read_audio(job, given, admit, warnings.append)
+    item = {"type": "audio", "audio": made, "sampling_rate": job.media.audio_rate}
+    measured = Measured(len(made) / job.media.audio_rate, 0, made.nbytes)
+    return Decoded(item, measured, tuple(warnings))
+
+
+def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:
+    """Return the samples, [samples, channels], and their rate; None if they aren't plain PCM."""
+    whole = int.from_bytes(content[4:8], "little") + 8 == len(content) <= MOST_INLINE_BYTES
+    if not whole or content[12:16] != b"fmt " or content[20:22] != b"\1\0":  # WAVE_FORMAT_PCM
+        return None
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            form, data = file.getparams(), file.readframes(file.getnframes())
+    except (wave.Error, EOFError):
+        return None
+    channels, rate, frames = form.nchannels, form.framerate, form.nframes
+    frame_bytes = int.from_bytes(content[32:34], "little")
+    usual = form.sampwidth == 2 and channels <= _MOST_CHANNELS and frame_bytes == 2 * channels
+    if not usual or not _LEAST_RATE <= rate <= _MOST_RATE or len(data) != 2 * frames * channels:
+        return None
+    if frames <= channels:  # would be read as [channels, samples]
+        return None
+    return np.frombuffer(data, "<i2").reshape(frames, channels), rate

@@ -27,7 +27,6 @@ from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
 NICENESS = 5
 Ask = Callable[[Measured], object]
 """Function that reports the sizes of the item, and returns when it may be decoded."""
-THREADS = 2  # threads of a video's decoder: each keeps its own frames in memory
 
 
 def main(control: int, setup: int, parent: int) -> None:
@@ -161,7 +160,7 @@ def _video(job: Job, ask: Ask) -> Made:
         limit_s=longest_s(job.most_tokens, job.media.audio_tokens_per_s),
         check=check,
         fit=fit,
-        threads=THREADS,
+        threads=1,
         warn=warnings.append,
     )
     return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))

@@ -7,7 +7,6 @@ server over. They also return one result a call, and a grammar makes a mask for 
 import asyncio
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
 import signal
@@ -26,15 +25,7 @@ from qwen3_omni_neuron.engines.process.child import (
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
-from qwen3_omni_neuron.helpers.fork_server import (
-    FORK,
-    KILL,
-    NO_FORK,
-    ORDER,
-    OUT_OF_MEMORY,
-    READY,
-    REPORT,
-)
+from qwen3_omni_neuron.helpers.fork_server import NO_FORK, ORDER, OUT_OF_MEMORY, REPORT
 
 logger = logging.getLogger(__name__)
 END_S = 1.0  # time for a process to end by itself
@@ -84,9 +75,9 @@ class Pool:
     ):
         self.limits, self.places = limits, FairPlaces(places)
         self._module, self._what, self._setup = module, what, setup
-        self._numbers = itertools.count(READY + 1)
         self._server: _ForkServer | None = None
         self._keeps_spare, self._spare, self._closed = spare, list[Child](), False
+        self.children: set[Child] = set()  # that have not ended
 
     @property
     def pid(self) -> int | None:
@@ -97,7 +88,10 @@ class Pool:
         """Start the fork server unless it runs. Raises ClosedError and OSError."""
         if self._closed:
             raise self.refusal()
-        if self._server is None or self.pid is None:
+        if self._server is not None and self.pid is None:
+            logger.warning("%s ended by itself. %s", self._module, self.output())
+            self._end()
+        if self._server is None:
             with nameless_file() as setup:
                 setup.write(self._setup())
                 self._server = _ForkServer(self._module, setup.fileno())
@@ -116,7 +110,7 @@ class Pool:
             await server.until_ready()
             child = self._spare.pop() if self._spare else None
             if child is None or child.exited.done():
-                child = Child(self, server, next(self._numbers), result_bytes)
+                child = Child(self, server, result_bytes)
         except OSError as error:
             raise self.refusal(str(error)) from error
         try:
@@ -128,13 +122,19 @@ class Pool:
         finally:
             if self._keeps_spare and not self._spare and server.pid is not None:
                 with contextlib.suppress(OSError):
-                    self._spare.append(Child(self, server, next(self._numbers), result_bytes))
+                    self._spare.append(Child(self, server, result_bytes))
 
     async def close(self) -> None:
         """End the fork server and all children."""
         self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         if self._server is not None:
             self._server.end()
+            self._server = None
+        for child in [*self.children]:
+            child.ended(None)
 
     def output(self) -> str:
         """Return the last output of the fork server and all children, for the log."""
@@ -151,26 +151,30 @@ class Child:
     """The pool's side of a child.
 
     received: bytes of an answer. exited: return code in subprocess's form; NO_FORK if the fork
-    failed, None if the fork server ended first.
+    failed, None if the child was killed here or the fork server ended first.
     """
 
-    def __init__(self, pool: Pool, server: "_ForkServer", number: int, result_bytes: int):
-        self._pool, self._server, self._number = pool, server, number
+    def __init__(self, pool: Pool, server: "_ForkServer", result_bytes: int):
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._why: str | None = None  # why it was killed
         self._timers: list[asyncio.TimerHandle] = []
         self.received = bytearray()
+        self.exited: asyncio.Future[int | None] = self._loop.create_future()
         self._job, self.result = nameless_file(), nameless_file()
         self.socket, theirs = socket.socketpair()
-        with theirs:
+        # The fork server kills a child whose report has no reader any more.
+        self._report, report = socket.socketpair()
+        with theirs, report:
             self.socket.setblocking(False)
             os.ftruncate(self.result.fileno(), result_bytes)
             if result_bytes and sys.platform == "linux":
                 # A file that is cut short would kill a process that has mapped it.
                 fcntl.fcntl(self.result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-            files = (theirs.fileno(), self._job.fileno(), self.result.fileno())
-            self.exited = server.fork(number, pool.limits, files)
-        self.exited.add_done_callback(self._on_exit)
+            files = (theirs, self._job, self.result, report)
+            server.fork(pool.limits, [file.fileno() for file in files])
+        self._loop.add_reader(self._report, self._on_report)
+        pool.children.add(self)
 
     async def begin(self, *job: bytes) -> None:
         """Give the child its job, and a deadline."""
@@ -221,12 +225,12 @@ class Child:
     def error(self) -> Exception:
         """The error of a child that ended before it answered."""
         status, limits = self.exited.result(), self._pool.limits
+        if self._why is not None:
+            return ChildError(self._why)
         if status is None:
             return self._pool.refusal()
         if status == NO_FORK:
             return self._pool.refusal("the system gives no more processes")
-        if self._why is not None and status == -signal.SIGKILL:
-            return ChildError(self._why)
         if status == -signal.SIGXCPU:
             return ChildError(f"needed more than {limits.cpu_s} s of processor time")
         if status == OUT_OF_MEMORY:
@@ -240,9 +244,9 @@ class Child:
 
     def close(self) -> None:
         """Kill the child if it runs, and close the files."""
+        self._kill("was not needed any more")
         for file in (self.socket, self._job, self.result):
             file.close()
-        self.kill("was not needed any more")
 
     async def _receive(self) -> bytes:
         """Wait for bytes; b"" where the connection has ended."""
@@ -259,25 +263,34 @@ class Child:
         # Shielded: the child's end is still reported when its caller stops waiting.
         await asyncio.shield(self.exited)
 
-    def _kill(self, why: str) -> None:
-        self._why = self._why or why
-        self._server.kill(self._number)
-
-    def _on_exit(self, _: Any) -> None:
+    def ended(self, code: int | None) -> None:
+        """Set `exited`. The fork server kills a child whose report has no reader any more."""
+        if self.exited.done():
+            return
+        self.exited.set_result(code)
+        self._pool.children.discard(self)
+        self._loop.remove_reader(self._report)
+        self._report.close()
         self.end_deadline()
         with contextlib.suppress(OSError):  # another process may have its end
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _kill(self, why: str) -> None:
+        if not self.exited.done():
+            self._why = why
+            self.ended(None)
+
+    def _on_report(self) -> None:
+        code = self._report.recv(REPORT.size)
+        self.ended(REPORT.unpack(code)[0] if code else None)
 
 
 class _ForkServer:
     """A pool's side of its fork server. Raises OSError if it can't be started."""
 
     def __init__(self, module: str, setup: int):
-        self._module = module
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[int | None] = self._loop.create_future()
-        self._exits = {READY: self._ready}
-        self._received = bytearray()
+        self._ready: asyncio.Future[bytes] = self._loop.create_future()
         self._output = OutputTail()
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -289,7 +302,7 @@ class _ForkServer:
                 self._output.close()
                 raise
         self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self._on_reports)
+        self._loop.add_reader(self._socket, self._on_ready)
 
     @property
     def pid(self) -> int | None:
@@ -299,67 +312,35 @@ class _ForkServer:
 
     async def until_ready(self) -> None:
         """Wait until it can fork. Raises OSError where it can't."""
-        if await asyncio.shield(self._ready) is None:
+        if not await asyncio.shield(self._ready):
             raise OSError("the process that starts it has ended")
 
-    def fork(
-        self, number: int, limits: Limits, files: Sequence[int]
-    ) -> "asyncio.Future[int | None]":
-        """Order the fork of a child that gets these descriptors. Returns `Child.exited`."""
-        self._exits[number] = exited = self._loop.create_future()
-        self._order(ORDER.pack(FORK, number, limits.memory_bytes, limits.cpu_s), files)
-        return exited
-
-    def kill(self, number: int) -> None:
-        """Kill a child, unless it has ended."""
-        if number in self._exits:
-            self._order(ORDER.pack(KILL, number, 0, 0), ())
+    def fork(self, limits: Limits, files: Sequence[int]) -> None:
+        """Order the fork of a child that gets these descriptors; see `Child.exited`."""
+        with contextlib.suppress(OSError):  # it has ended
+            order = ORDER.pack(limits.memory_bytes, limits.cpu_s)
+            socket.send_fds(self._socket, [order], files)
 
     def end(self) -> None:
         """End the process, which ends its children before. Takes some milliseconds."""
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()  # on Linux its children end with it
-                self._process.wait()
-            self._output.close()
-        while self._exits:  # no report will come
-            _resolve(self._exits.popitem()[1], None)
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        if not self._ready.done():
+            self._ready.set_result(b"")
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # on Linux its children end with it
+            self._process.wait()
+        self._output.close()
 
     def output(self) -> str:
         """Return the last output of the process and its children, for the log."""
         return self._output.read() or "It printed nothing."
 
-    def _order(self, order: bytes, files: Sequence[int]) -> None:
-        try:
-            socket.send_fds(self._socket, [order], files)
-        except OSError:  # it has ended, or accepts no orders
-            self.end()
-
-    def _on_reports(self) -> None:
-        try:
-            some = self._socket.recv(1 << 12)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            some = b""
-        if not some:
-            logger.warning("%s ended by itself. %s", self._module, self.output())
-            self.end()
-            return
-        self._received += some
-        while len(self._received) >= REPORT.size:
-            number, status = REPORT.unpack_from(self._received)
-            del self._received[: REPORT.size]
-            _resolve(self._exits.pop(number, None), status)
-
-
-def _resolve(future: "asyncio.Future[int | None] | None", value: int | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(value)
+    def _on_ready(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._ready.set_result(self._socket.recv(1))
 
 
 async def _write(file: Any, content: bytes) -> None:

@@ -6,6 +6,7 @@ child reads its job from a file, its orders from its connection.
 
 import socket
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
 from qwen3_omni_neuron.errors import (
@@ -87,7 +88,7 @@ class Line:
     """A child's end of its connection. The child ends when the pool closes its own end."""
 
     def __init__(self, connection: socket.socket):
-        self._connection, self._data = connection, b""
+        self._connection, self._orders = connection, connection.makefile("rb")
 
     def send(self, kind: bytes, *numbers: float, text: str = "") -> None:
         """Send an answer."""
@@ -95,13 +96,9 @@ class Line:
 
     def receive(self, count: int) -> bytes:
         """Return the next bytes. Raises EOFError where there will be none."""
-        while len(self._data) < count:
-            try:
-                some = self._connection.recv(1 << 16)
-            except ConnectionError:
-                some = b""
-            if not some:
-                raise EOFError("the pool has disconnected")
-            self._data += some
-        data, self._data = self._data[:count], self._data[count:]
+        data = b""
+        with suppress(ConnectionError):
+            data = self._orders.read(count)
+        if len(data) < count:
+            raise EOFError("the pool has disconnected")
         return data

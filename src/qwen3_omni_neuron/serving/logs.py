@@ -18,8 +18,13 @@ _NOT_FIELDS = _PLAIN | {"message", "color_message"}
 # A value of other characters is quoted: a client's text can't look like further fields.
 _BARE = re.compile(r"[^\s\"=]+")
 _INDENT = "    "
-# The messages of uvicorn and websockets, without their values.
-_REFUSED_SOCKET = re.compile(r'%s - "WebSocket %s" (403|%d)|connection rejected \(%d %s\)')
+# The messages of uvicorn and websockets, without their values: refused sockets, and text that is
+# not UTF-8, which closes its socket with 1007.
+_OF_SOCKETS = re.compile(
+    r'%s - "WebSocket %s" (403|%d)|connection rejected \(%d %s\)'
+    r"|ASGI callable returned without completing handshake\."
+    r"|Invalid UTF-8 sequence received from client\."
+)
 
 
 class JsonFormatter(logging.Formatter):
@@ -92,11 +97,11 @@ def log_to_stderr(level: str, form: LogFormat = "json") -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for what uvicorn logs of a request beside the gate's line, with its id.
 
-    That is the traceback of one that the server's end has cancelled, and a refused WebSocket.
+    That is the traceback of one that the server's end has cancelled, and what ends a WebSocket.
     """
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
-    return not _REFUSED_SOCKET.fullmatch(str(record.msg))
+    return not _OF_SOCKETS.fullmatch(str(record.msg))
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:

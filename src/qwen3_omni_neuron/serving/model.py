@@ -144,7 +144,8 @@ class ServedModel:
             if status.fault is not None:
                 self._fail(status.fault)
             if not status.running and not status.queued:
-                await asyncio.to_thread(self._idle_memory.look)
+                with suppress(RuntimeError):  # the system gives no more threads
+                    await asyncio.to_thread(self._idle_memory.look)
 
     def _fail(self, reason: str) -> None:
         if self._state != "failed":

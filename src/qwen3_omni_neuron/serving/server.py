@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -19,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
-from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError, OutputError
+from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
@@ -38,15 +37,17 @@ BACKLOG = 2048  # connections that wait to be accepted
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
 _TICK_S = 0.05
 _LAST_S = 2.0  # time for cancelled requests to end
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 class Server:
     """HTTP server of one model.
 
-    It listens before the model is loaded: /ready reports when it is. After the first SIGTERM or
-    SIGINT it completes running requests and refuses new ones; the second signal ends all at once.
-    If a process or thread of the model dies, it acts as on the first signal and exits with status
-    ExitStatus.MODEL_DIED, so that a service manager restarts it.
+    It listens before the model is loaded: /ready reports when it is. After the first SIGTERM,
+    SIGINT, SIGHUP or SIGQUIT it completes running requests and refuses new ones; the second signal
+    ends all at once. If a process or thread of the model dies, it acts as on the first signal and
+    exits with status ExitStatus.MODEL_DIED, so that a service manager restarts it.
     """
 
     def __init__(
@@ -114,27 +115,6 @@ class Server:
     def stop(self) -> None:
         """Act as on a signal: the first, then the second one. May be called in any thread."""
         self._on_signal()
-
-    @contextmanager
-    def running(self, grace_s: float) -> Iterator[str]:
-        """Serve in a thread until the block ends. Yields the URL once the model is ready.
-
-        grace_s: time for the last requests to end. Raises the errors of `run`, and ClosedError if
-        the server ends before the model is ready.
-        """
-        with ThreadPoolExecutor(1, "server") as pool:
-            running = pool.submit(self.run)
-            try:
-                while not (self.port and self.service.model.ready):
-                    if wait((running,), _TICK_S).done:
-                        running.result()
-                        raise ClosedError("the server ended before its model was ready.")
-                yield self._url()
-            finally:
-                self.stop()
-                if wait((running,), grace_s).not_done:
-                    self.stop()
-                running.result()
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log the progress."""
@@ -287,10 +267,26 @@ class _Uvicorn(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_S)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drain at the first signal, end at the second. Signals for other uses are ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers: dict[signal.Signals, Any] = dict.fromkeys(_ENDING, self.handle_exit)
+        handlers |= dict.fromkeys(_IGNORED, signal.SIG_IGN)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+            del handlers[signal.SIGHUP]
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
-        if sig in (signal.SIGTERM, signal.SIGINT):
-            self._on_signal()
+        self._on_signal()
 
 
 def _listening_sockets(host: str, port: int) -> list[socket.socket]:

@@ -17,6 +17,8 @@ PARENT_CHECK_S = 0.25
 MOST_OUTPUT_BYTES = 1 << 20  # most of its output that a child keeps in its file
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
 _HELD = (signal.SIGINT, signal.SIGTERM)  # signals that must interrupt neither its start nor imports
+# A terminal sends them to the whole group of processes, and the server still finishes its requests.
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _START_S = 1.0  # longest wait for another thread that is starting a child
 _starting = threading.Lock()
 _started: "list[subprocess.Popen[bytes]]" = []  # children that have not ended; guarded by _starting
@@ -108,8 +110,9 @@ def follow_parent(parent: int) -> None:
 
 
 def take_signals() -> None:
-    """Make this process, a child, ignore Ctrl-C, and take what its parent has blocked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make this process, a child, ignore a terminal's signals, and take what its parent blocked."""
+    for number in _OF_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 

@@ -5,12 +5,12 @@ import math
 import os
 import pickle
 import select
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
 from typing import Any
 
 from qwen3_omni_neuron.engines.process.child import OutputTail, describe_exit, start_child
@@ -258,7 +258,7 @@ class _Process:
 
     def __init__(self, name: str, env: Mapping[str, str], requests: SharedBlock):
         self.output = OutputTail()
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         answers = SharedBlock()
         self.mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
         descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())

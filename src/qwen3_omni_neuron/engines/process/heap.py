@@ -3,12 +3,12 @@
 import ctypes
 import gc
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 LOOK_S = 5.0  # interval between two trims of an idle process
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+_LIBC = ctypes.CDLL(None)
+_IS_GLIBC = hasattr(_LIBC, "malloc_trim")
 
 
 def trim_early() -> None:
@@ -17,10 +17,9 @@ def trim_early() -> None:
     To be called in a process of our own, before it has many threads. 96 chats with images of three
     megapixels leave 350 MB, and 20 MB with this. Tensors of up to 32 MiB are allocated in arenas.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and _malloc_trim() is not None:
-        mallopt(_M_TRIM_THRESHOLD, 2 << 20)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    if _IS_GLIBC:
+        _LIBC.mallopt(_M_TRIM_THRESHOLD, 2 << 20)
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def give_back() -> None:
@@ -29,9 +28,8 @@ def give_back() -> None:
     30 models loaded and closed, each in a thread of its own, leave up to 90 MB without it. Takes 1
     to 20 ms, and 1 ms of the next reply.
     """
-    malloc_trim = _malloc_trim()
-    if malloc_trim is not None:
-        malloc_trim(0)
+    if _IS_GLIBC:
+        _LIBC.malloc_trim(0)
 
 
 def keep_all() -> None:
@@ -63,8 +61,3 @@ class IdleMemory:
         if time.monotonic() >= self._next_s:
             give_back()
             self._next_s = time.monotonic() + LOOK_S
-
-
-@cache
-def _malloc_trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -5,8 +5,8 @@ import mmap
 import os
 import pickle
 import socket
-import struct
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
 INLINE_BYTES = 1 << 14  # a buffer up to this size is faster in the pickle; a row of logits is one
-RECEIVE_BYTES = 1 << 16
-LENGTH = struct.Struct("<Q")
 # Types that numpy lacks, and the integer types of the same size that they are sent as.
 SENT_AS = {
     torch.bfloat16: torch.int16,
@@ -70,8 +68,8 @@ class Mailbox:
     memory, contiguous, on the host and without a gradient. Used by one thread at a time.
     """
 
-    def __init__(self, end: socket.socket, incoming: SharedBlock, outgoing: SharedBlock) -> None:
-        self._socket, self._incoming, self._outgoing = end, incoming, outgoing
+    def __init__(self, end: Connection, incoming: SharedBlock, outgoing: SharedBlock) -> None:
+        self._end, self._incoming, self._outgoing = end, incoming, outgoing
 
     def pack(self, message: object) -> bytes:
         """Put a message's buffers into the outgoing block, and return the bytes to post.
@@ -93,13 +91,12 @@ class Mailbox:
         for buffer, size in zip(buffers, sizes, strict=True):
             block[begin : begin + size] = np.frombuffer(buffer, np.uint8)
             begin += size
-        packed = pickle.dumps((sizes, pickled.getvalue()))
-        return LENGTH.pack(len(packed)) + packed
+        return pickle.dumps((sizes, pickled.getvalue()))
 
     def post(self, packed: bytes) -> None:
         """Send a packed message. Raises DisconnectedError."""
         try:
-            self._socket.sendall(packed)
+            self._end.send_bytes(packed)
         except OSError:
             raise DisconnectedError from None
 
@@ -108,10 +105,10 @@ class Mailbox:
 
         Raises DisconnectedError, and unpickling errors, after which the connection can be used.
         """
-        data = bytearray()
-        while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
-            data += self._some_bytes()
-        sizes, pickled = pickle.loads(memoryview(data)[LENGTH.size :])
+        try:
+            sizes, pickled = pickle.loads(self._end.recv_bytes())
+        except (EOFError, OSError):
+            raise DisconnectedError from None
         block, begin = self._incoming.at_least(sum(sizes)), 0
         buffers = []
         for size in sizes:
@@ -125,26 +122,18 @@ class Mailbox:
 
     def fileno(self) -> int:
         """Return the descriptor of the connection, to wait on."""
-        return self._socket.fileno()
+        return self._end.fileno()
 
     def disconnect(self) -> None:
         """End the connection at both ends, and wake a thread that waits. Any thread may call it."""
-        with suppress(OSError):  # the other end has disconnected already
-            self._socket.shutdown(socket.SHUT_RDWR)
+        # An OSError: the other end has disconnected already.
+        with suppress(OSError), socket.socket(fileno=os.dup(self._end.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection and both blocks."""
-        for part in (self._socket, self._incoming, self._outgoing):
+        for part in (self._end, self._incoming, self._outgoing):
             part.close()
-
-    def _some_bytes(self) -> bytes:
-        try:
-            received = self._socket.recv(RECEIVE_BYTES)
-        except OSError:
-            received = b""
-        if not received:
-            raise DisconnectedError
-        return received
 
 
 class _Pickler(pickle.Pickler):

@@ -3,7 +3,7 @@
 import os
 import pickle
 import select
-import socket
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     trim_early()
     for descriptor in (connection, incoming, outgoing):  # they end with this process alone
         os.set_inheritable(descriptor, False)
-    end = socket.socket(fileno=connection)
-    mailbox = Mailbox(end, SharedBlock(incoming), SharedBlock(outgoing))
+    mailbox = Mailbox(Connection(connection), SharedBlock(incoming), SharedBlock(outgoing))
     try:
         _serve(mailbox)
     except DisconnectedError:

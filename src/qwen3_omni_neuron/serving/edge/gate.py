@@ -132,6 +132,9 @@ class Gate:
         if context.path not in PROBES:
             context.origin = self._sites.check(raw)
         headers = dict(raw)
+        if sum(name == b"authorization" for name, _ in raw) > 1:
+            message = "a request may have one Authorization header. Send one key."
+            raise ApiError(400, message, "invalid_value")
         if context.origin is not None and context.method == "OPTIONS" and _WANTED_METHOD in headers:
             return False
         if context.path in OPEN_PATHS:

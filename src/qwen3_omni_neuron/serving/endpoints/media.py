@@ -13,8 +13,8 @@ import numpy as np
 import pybase64
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.helpers.inline import decode_inline
 from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured
+from qwen3_omni_neuron.helpers.media import decode_inline
 from qwen3_omni_neuron.prompt.media.fields import read_fields
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in

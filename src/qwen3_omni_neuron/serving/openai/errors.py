@@ -103,6 +103,9 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
         # The error's own message is for the log: process ids, and a dying process's last output.
         message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
+    if isinstance(error, RuntimeError) and text == "can't start new thread":
+        message = "the system gives the server no more threads. Try again later."
+        return ApiError(503, message, "no_threads", retry_after_s=RETRY_S)
     return ApiError(
         500,
         "the server failed. Its log says why, under the x-request-id of this answer.",
