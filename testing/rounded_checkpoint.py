@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from qwen3_omni_neuron.verification.rounded_weights import rounded_weight
+from qwen3_omni_neuron.verification.write import rounded_weight
 
 
 def write_rounded_checkpoint(folder: Path, to: Path, predictor_dtype: str) -> Path:

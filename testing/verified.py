@@ -1,6 +1,6 @@
 """Questions for tests of verification."""
 
-from qwen3_omni_neuron.verification.questions import SOUND_RATE, Question, draw_picture
+from qwen3_omni_neuron.verification.reference import SOUND_RATE, Question, draw_picture
 from testing.media_cases import QUESTION_WAV
 
 STAGES = 15

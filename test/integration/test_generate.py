@@ -218,9 +218,10 @@ def test_every_talker_row_is_the_references(
     else:
         monkeypatch.setattr(talker._decoder, "step", spy_step)
     _, theirs = reply_to_the_limit(bare, reference, messages, tokens=4, talker_max_new_tokens=10)
-    ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
+    talked = [call["inputs_embeds"][0] for call in theirs.talker_calls]
+    ours, expected = torch.cat(rows), torch.cat(talked)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.
-    prompt = len(theirs.talker_rows[0])
+    prompt = len(talked[0])
     assert len(ours) == prompt + 9
     for number, row in enumerate(ours):
         where = f"prompt row {number}" if number < prompt else f"decode row {number - prompt}"

@@ -65,7 +65,9 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
 def reference_vision(reference: Reference, pictures: list[Visual]) -> torch.Tensor:
     """[1 + deepstack, rows, hidden]."""
     values = torch.cat([p.patches().flatten(0, 1) for p in pictures])
-    out = reference.visual(values, grid_thw=torch.tensor([p.grid for p in pictures]))
+    thinker = reference.model.thinker
+    visual = getattr(thinker, "visual", None) or thinker.model.visual
+    out = visual(values, grid_thw=torch.tensor([p.grid for p in pictures]))
     rows, deepstack = (
         (out.pooler_output, out.deepstack_features) if TRANSFORMERS_5 else (out[0], out[1])
     )

@@ -138,7 +138,9 @@ def test_clips_of_any_length_are_encoded_as_the_references(
         if len(windows) > 1 and min(w.shape[1] for w in windows) < audio.chunk_mel_frames:
             pytest.skip("4.57 pads a window of under 1 s otherwise when it is given it alone")
         pieces = [(w, torch.tensor([w.shape[1]])) for w in windows]
-    theirs = [reference.audio_tower(m, feature_lens=n).last_hidden_state for m, n in pieces]
+    thinker = reference.model.thinker
+    tower = getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
+    theirs = [tower(m, feature_lens=n).last_hidden_state for m, n in pieces]
     for most, whole in ((1, True), (2, False), (8, True), (8, False)):
         batches = list(window_batches(clips, audio, most, whole))
         longest = max(min(n, audio.window_mel_frames) for n in frames)

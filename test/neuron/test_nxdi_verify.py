@@ -19,11 +19,11 @@ def test_a_clean_checkpoint_holds(nxdi: None, tmp_path: Path) -> None:
     write_deeper_checkpoint(folder)
     write_reference(folder, path, short_questions(), tokens=4, frames=5)
     config = read_config(folder)
-    about, answers = read_reference(path, folder, config)
+    reference = read_reference(path, folder)
     spec = nxdi_spec(folder, max_concurrency=1)
     engines, prompt_builder = build_cpu_mode_engines(spec), PromptBuilder(folder, config)
     defaults = read_generation_defaults(folder)
     with Qwen3Omni(config, defaults, prompt_builder, engines, max_queued=8) as omni:
-        found = compare(omni, engines, spec.plan, about, answers)
+        found = compare(omni, engines, spec.plan, reference)
     assert [one for one in found if not one.holds] == []
     assert len(found) == STAGES, "every stage had rows"

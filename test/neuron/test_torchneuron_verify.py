@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
@@ -21,7 +20,7 @@ def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
     """Over the modules of its graphs."""
     folder, path = write_leaner_checkpoint(tmp_path / "checkpoint"), tmp_path / "reference.npz"
     write_reference(folder, path, short_questions(), tokens=4, frames=5)
-    about, answers = read_reference(path, folder, read_config(folder))
+    reference = read_reference(path, folder)
 
     def spec_of(model: Path) -> EngineSpec:
         tree = model.parent / f"{model.name}-tree"
@@ -33,6 +32,6 @@ def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
     spec = spec_of(folder)
     engines = build(spec)
     with omni_over(engines, spec) as omni:
-        found = compare(omni, engines, spec.plan, about, answers)
+        found = compare(omni, engines, spec.plan, reference)
     assert [one.stage for one in found if not one.holds] == []
     assert len(found) == STAGES, "every stage had rows"

@@ -441,17 +441,17 @@ def test_verify_takes_references_with_its_adapters_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is merged for transformers, too, and rounded to bfloat16 as weights of `mixed` are."""
-    from qwen3_omni_neuron.verification import questions, write
+    from qwen3_omni_neuron.verification import reference, write
 
     path, asked = tmp_path / "reference.npz", short_questions()[2:]
-    monkeypatch.setattr(questions, "make_questions", lambda: asked)
+    monkeypatch.setattr(reference, "make_questions", lambda: asked)
     monkeypatch.setattr(write, "ROUNDED", ("mixed",))  # seconds each
     base = write_tiny_checkpoint(tmp_path / "base", 5)
     given = ["verify", "--model", str(base), "--adapter", str(adapter)]
     assert cli.main([*given, "--write", str(path)]) == 0
     for dtype in ("mixed", "float32"):
         load = {"dtype": dtype, "adapters": [adapter]}
-        assert verify(base, path, load, most_spoken=0).holds
+        assert verify(base, path, load).holds
     for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
         assert cli.main([*wrong, "--against", str(path)]) == 1
         assert "or with other adapters" in capsys.readouterr().err

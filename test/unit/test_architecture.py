@@ -122,7 +122,7 @@ def test_an_engine_does_not_know_whose_process_it_is_in() -> None:
 
 
 # They write the references that `verify` compares with, and are imported for nothing else.
-ORACLE = [PACKAGE / "verification" / name for name in ("forced.py", "oracle.py", "write.py")]
+ORACLE = [PACKAGE / "verification" / name for name in ("oracle.py", "write.py")]
 OWN = [file for file in FILES if file not in ORACLE]
 
 

@@ -119,7 +119,7 @@ def test_rows_of_training_are_rows_of_generation() -> None:
     )
     with torch.no_grad():
         fed = talker_inputs(model, [made], step=0, slips=0.0)[0]
-    generated = torch.cat([row.flatten(0, -2) for row in theirs.talker_rows])
+    generated = torch.cat([call["inputs_embeds"][0] for call in theirs.talker_calls])
     assert torch.allclose(fed, generated, atol=1e-5)
     assert made.labels[made.labels >= 0].tolist()[:-1] == theirs.codes[:, 0].tolist()
     assert int(made.labels[-1]) == config.talker.codec_eos_id

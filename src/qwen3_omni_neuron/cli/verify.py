@@ -49,7 +49,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     if parsed.write is not None:
         return _write(parsed)
     model = existing(chosen_model(parsed))
-    from qwen3_omni_neuron.verification.report import page
+    from qwen3_omni_neuron.verification.page import page
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1)
@@ -68,7 +68,7 @@ def _write(parsed: argparse.Namespace) -> int:
         raise OptionError(f"a reference is in {' or '.join(_DTYPES)}, got --dtype {dtype}.")
     model = existing(chosen_model(parsed))
     try:
-        from qwen3_omni_neuron.verification.questions import make_questions
+        from qwen3_omni_neuron.verification.reference import make_questions
         from qwen3_omni_neuron.verification.write import write_reference
     except ImportError as error:
         raise NotInstalledError(

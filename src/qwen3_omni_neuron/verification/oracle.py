@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -21,19 +22,21 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 
 NO_EOS = -1  # an id that is never generated
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
+RECORDED = ("inputs_embeds", "position_ids", "visual_pos_masks", "deepstack_visual_embeds")
 
 
 @dataclass(frozen=True)
 class ReferenceResult:
     """A reply of the reference.
 
-    token_ids: EOS included. codes: int64 [frames, groups]. talker_rows: [S, hidden] of each talker
-    forward.
+    token_ids: EOS included. codes: int64 [frames, groups]. thinker_calls, talker_calls: arguments
+    named in RECORDED of each forward of the text model, and of the talker's model.
     """
 
     token_ids: list[int]
     codes: Tensor
-    talker_rows: list[Tensor]
+    thinker_calls: list[dict[str, Any]]
+    talker_calls: list[dict[str, Any]]
 
 
 class Reference:
@@ -58,18 +61,6 @@ class Reference:
         inner = self.model.thinker.model
         return getattr(inner, "language_model", inner)
 
-    @property
-    def audio_tower(self) -> Any:
-        """Return the audio encoder."""
-        thinker = self.model.thinker
-        return getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
-
-    @property
-    def visual(self) -> Any:
-        """Return the vision encoder."""
-        thinker = self.model.thinker
-        return getattr(thinker, "visual", None) or thinker.model.visual
-
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
         """Answer greedily, with the reference's options; thinker_eos_token_id: default NO_EOS.
 
@@ -78,12 +69,18 @@ class Reference:
         ids = prompt.token_ids[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
         inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+        code2wav, decode = self.model.code2wav, self.model.code2wav.chunked_decode
         options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
-        with _recorded(self.model) as record:
+        with (
+            _calls(self.thinker_model) as thinker_calls,
+            _calls(self.model.talker.model) as talker_calls,
+            patch.object(code2wav, "chunked_decode", wraps=decode) as decoded,
+        ):
             generated = self.model.generate(**inputs, **options)[0]
         sequences = generated if isinstance(generated, Tensor) else generated.sequences
         token_ids = sequences[0, len(prompt) :].tolist()
-        return ReferenceResult(token_ids, record.codes[0].t(), record.talker_rows)
+        codes = decoded.call_args.args[0][0].t()
+        return ReferenceResult(token_ids, codes, thinker_calls, talker_calls)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -91,30 +88,18 @@ class Reference:
         return self.model.code2wav(codes.t()[None])[0, 0].float()
 
 
-class _Record:
-    def __init__(self) -> None:
-        self.codes = torch.empty(0)
-        self.talker_rows: list[Tensor] = []
-
-
 @contextmanager
-def _recorded(model: Any) -> Iterator[_Record]:
-    record = _Record()
-    decode = model.code2wav.chunked_decode
+def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
+    """Record the arguments of a module's calls until the block ends."""
+    calls: list[dict[str, Any]] = []
 
-    def chunked_decode(codes: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        record.codes = codes
-        return decode(codes, *args, **kwargs)
+    def record(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        calls.append({n: kwargs[n] for n in RECORDED if kwargs.get(n) is not None})
 
-    def on_talker(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
-        record.talker_rows.append(kwargs["inputs_embeds"][0])
-
-    model.code2wav.chunked_decode = chunked_decode
-    hook = model.talker.model.register_forward_pre_hook(on_talker, with_kwargs=True)
+    hook = module.register_forward_pre_hook(record, with_kwargs=True)
     try:
-        yield record
+        yield calls
     finally:
-        model.code2wav.chunked_decode = decode
         hook.remove()
 
 

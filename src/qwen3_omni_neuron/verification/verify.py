@@ -1,9 +1,16 @@
 """Verifies a loaded model: against a reference, and by checks that need none."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import soxr
+import torch
+from torch import Tensor
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -11,32 +18,78 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
-from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.options import LoadOptions
-from qwen3_omni_neuron.verification.alone import Seen, Spoken, speak, watched
-from qwen3_omni_neuron.verification.judgement import (
-    Difference,
-    NumberTypes,
-    judge,
-)
-from qwen3_omni_neuron.verification.questions import make_questions
+from qwen3_omni_neuron.events import SpeechResult, TextDelta
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import LoadOptions, RequestOptions
+from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.serving.transcription import stream_transcript
+from qwen3_omni_neuron.verification.judgement import Difference, judge
 from qwen3_omni_neuron.verification.reference import (
-    About,
+    TOP_K,
     Arrays,
-    ReferenceAnswer,
+    Question,
+    SavedReference,
+    as_array,
+    logits_arrays,
+    make_questions,
     read_reference,
+    text_rows,
+    thinned,
 )
-from qwen3_omni_neuron.verification.stages import EngineStages
+
+
+@dataclass
+class Seen:
+    """Results that engines have returned, by stage and call.
+
+    largest: largest magnitude. broken: number of calls that returned NaN or infinity.
+    """
+
+    largest: dict[str, float] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
+
+    def watch(self, engines: Engines) -> None:
+        """Note what the engines return from now on."""
+        for stage in ("encoder", "thinker", "talker", "vocoder"):
+            engine = getattr(engines, stage)
+            for name in ("encode", "prefill", "step", "predict", "start"):
+                if call := getattr(engine, name, None):
+                    setattr(engine, name, partial(self._call, f"{stage}.{name}", call))
+
+    def _call(self, name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        result = call(*given, **named)
+        is_media = isinstance(result, PromptMedia)
+        parts = (result.rows, result.deepstack) if is_media else result
+        for part in parts if isinstance(parts, tuple | list) else (parts,):
+            array = torch.empty(0) if part is None else torch.as_tensor(part)
+            if array.is_floating_point() and array.numel():
+                size = float(array.abs().max())
+                if not math.isfinite(size):
+                    self.broken[name] = self.broken.get(name, 0) + 1
+                self.largest[name] = max(self.largest.get(name, 0.0), size)
+        return result
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An answer in speech, and what the model hears in it: None without finite speech."""
+
+    question: Question
+    result: SpeechResult
+    heard: str | None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a verification. about, differences: from the reference. seen: by the engines."""
+    """Result of a verification. differences: from the reference. seen: of the engines' results."""
 
     folder: Path
     plan: CompilePlan
-    about: About | None
+    reference: SavedReference | None
     differences: list[Difference]
     seen: Seen
     spoken: list[Spoken]
@@ -51,14 +104,12 @@ def verify(
     model: str | Path,
     against: Path | None = None,
     load: Mapping[str, Any] | None = None,
-    most_spoken: int | None = None,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Verdict:
     """Load a model and verify it.
 
-    against: a file that write_reference wrote. load: arguments of Qwen3Omni.load. most_spoken:
-    number of questions that are answered in speech. Raises the errors of Qwen3Omni.load and of
-    read_reference.
+    against: a file that write_reference wrote. load: arguments of Qwen3Omni.load. Raises the errors
+    of Qwen3Omni.load and of read_reference.
     """
     folder, load = resolve_checkpoint(model), dict(load or {})
     if load.pop("placement", "shared") != "shared":
@@ -66,78 +117,141 @@ def verify(
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: verify is for checkpoints that can.")
-    if load.get("compiled_path") is not None:
-        load["compiled_path"] = Path(load["compiled_path"])
-    about: About | None = None
-    answers: list[ReferenceAnswer] = []
-    plan = plan_of(folder, config, load.get("compiled_path"), LoadOptions.parse(load))
-    if against is not None:
-        about, answers = read_reference(against, folder, config, plan.adapters)
+    tree = load.get("compiled_path")
+    plan = plan_of(folder, config, tree and Path(tree), LoadOptions.parse(load))
+    reference = None if against is None else read_reference(against, folder, plan.adapters)
     seen, built = Seen(), []
 
     def watch(engines: Engines) -> Engines:
-        built.append(watched(engines, config, seen))
-        return built[0]
+        seen.watch(engines)
+        built.append(engines)
+        return engines
 
     progress(f"loading {folder} for target {plan.target} in {plan.dtype}")
     with Qwen3Omni.load(folder, **load, reuse=False, wrap_engines=watch) as omni:
-        differences = compare(omni, built[0], plan, about, answers, progress) if about else []
-        asked = [answer.question for answer in answers] or make_questions()
+        differences: list[Difference] = []
+        if reference is not None:
+            differences = compare(omni, built[0], plan, reference, progress)
+            questions = [answer.question for answer in reference.answers]
+        else:
+            questions = make_questions()
         progress("answering in speech")
-        spoken = list(speak(omni, seen, asked[:most_spoken]))
-    return Verdict(folder, plan, about, differences, seen, spoken)
+        spoken = [speak(omni, question) for question in questions]
+    return Verdict(folder, plan, reference, differences, seen, spoken)
 
 
 def compare(
     omni: Qwen3Omni,
     engines: Engines,
     plan: CompilePlan,
-    about: About,
-    answers: list[ReferenceAnswer],
+    reference: SavedReference,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[Difference]:
     """Compare all stages of a loaded model, which has no other work, with a reference."""
-    config, pairs = read_config(plan.model), []
-    stages = EngineStages(engines, config)
-    for number, answer in enumerate(answers):
-        progress(f"{number + 1} of {len(answers)}: {answer.question.title}")
-        prompt = omni.prompt_builder.prompt(answer.question.messages)
-        ours = stages.run(prompt, answer) if _fits(prompt.token_ids, answer) else {}
-        ours.setdefault("prompt", prompt.token_ids.numpy())
-        pairs.append((answer, _expected(plan, answer), ours))
-    return judge(config, _numbers(plan, about, answers[0]), pairs)
-
-
-def _fits(token_ids: Any, answer: ReferenceAnswer) -> bool:
-    given: list[int] = answer.arrays["prompt"].tolist()
-    return given == token_ids.tolist()
-
-
-def _expected(plan: CompilePlan, answer: ReferenceAnswer) -> Arrays:
-    """Return the reference's results for the weights of the CPU's engines."""
-    if not _is_rounded(plan, answer):
-        return answer.arrays
-    rounded = answer.rounded[plan.dtype]
-    if plan.predictor_dtype == SAME:
-        return rounded
-    mixed = answer.rounded.get("mixed", answer.arrays)
-    ours = {n: a for n, a in mixed.items() if n.startswith(("greedy_", "sampled_"))}
-    return {**rounded, **ours}
-
-
-def _is_rounded(plan: CompilePlan, answer: ReferenceAnswer) -> bool:
-    """The reference has computed with this plan's weights, too."""
+    config, pairs, answers = read_config(plan.model), [], reference.answers
     is_quantised = read_settings(plan.model) is not None
-    return plan.target == "cpu" and plan.dtype in answer.rounded and not is_quantised
+    # Whether the reference has computed with this plan's weights, too.
+    rounded = plan.target == "cpu" and not is_quantised and bool(answers[0].rounded(plan.dtype))
+    for number, answer in enumerate(answers, 1):
+        progress(f"{number} of {len(answers)}: {answer.question.title}")
+        expected = answer.arrays
+        if rounded:
+            predictor = expected | answer.rounded("mixed")
+            expected = expected | answer.rounded(plan.dtype)
+            if plan.predictor_dtype != SAME:
+                codes = ("greedy_codes", "greedy_margins", "sampled_codes", "sampled_margins")
+                expected |= {name: predictor[name] for name in codes}
+        prompt = omni.prompt_builder.prompt(answer.question.messages)
+        ours = {"prompt": prompt.token_ids.numpy()}
+        if np.array_equal(expected["prompt"], ours["prompt"]):
+            ours |= run_stages(engines, config, prompt, answer.arrays)
+        pairs.append((expected, ours))
+    return judge(config, plan, reference.dtype, rounded, pairs)
 
 
-def _numbers(plan: CompilePlan, about: About, answer: ReferenceAnswer) -> NumberTypes:
-    """Return the coarsest numbers of the plan's engines or the reference."""
-    wide = "float32" if about.dtype != "bfloat16" else "bfloat16"
-    activations, predictor = (
-        "bfloat16" if "bfloat16" in (wide, own) else "float32"
-        for own in (plan.arithmetic, plan.predictor_arithmetic)
-    )
-    weights = "" if plan.dtype not in ("int8", "int4") or _is_rounded(plan, answer) else plan.dtype
-    encoders = "int8" if weights and plan.target == "cpu" else ""
-    return NumberTypes(activations, predictor, weights, encoders)
+def speak(omni: Qwen3Omni, question: Question) -> Spoken:
+    """Answer a question in speech, with the seed 0, and hear the answer again."""
+    limits: dict[str, Any] = {"thinker_max_new_tokens": 64, "talker_max_new_tokens": 400}
+    result = omni.generate_audio(question.messages, seed=0, **limits)
+    if not len(result.audio) or not np.isfinite(result.audio).all():
+        return Spoken(question, result, None)
+    audio = soxr.resample(result.audio, result.sample_rate, SAMPLING_RATE)
+    item = {"audio": audio.clip(-1, 1), "sampling_rate": SAMPLING_RATE}
+    events = stream_transcript(omni, item, max_new_tokens=128)
+    heard = "".join(event.text for event in events if isinstance(event, TextDelta))
+    return Spoken(question, result, heard)
+
+
+@torch.inference_mode()
+def run_stages(engines: Engines, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
+    """Compute every stage of the question's prompt over a reference's inputs, in slot 0."""
+    assert engines.talker is not None and engines.vocoder is not None
+    codes, chunk_frames = torch.from_numpy(given["codes"]), engines.vocoder.chunk_frames
+    # Several chunks, so that the vocoder's state is carried on.
+    fitting = [frames for frames in chunk_frames if 2 * frames <= len(codes)]
+    first, *later = codes.split(max(fitting, default=min(chunk_frames)))
+    sound = engines.vocoder.start([0], [first])
+    sound += [engines.vocoder.step([0], [chunk])[0] for chunk in later]
+    return {
+        **_thinker_results(engines.thinker, config, prompt, given),
+        **_talker_results(engines.talker, config, prompt, given),
+        "samples": np.concatenate(sound),
+    }
+
+
+def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
+    """Encode media, and run the thinker with the reference's rows of the encoders."""
+    c = config.thinker
+    media = thinker.media.encode(prompt)
+    if media is None:
+        width, levels = c.text.hidden_size, 1 + len(c.vision.deepstack_layers)
+        found: Arrays = {
+            "audio": np.empty((0, width)),
+            "vision": np.empty((levels, 0, width)),
+        }
+    else:
+        is_audio = prompt.token_ids[media.filled] == c.audio_token_id
+        visual = torch.cat((media.rows[~is_audio][None], media.deepstack))
+        found = {"audio": as_array(media.rows[is_audio]), "vision": as_array(visual)}
+        rows = media.rows.clone()
+        audio, vision = (torch.from_numpy(given[name]).to(rows) for name in found)
+        rows[is_audio], rows[~is_audio] = audio, vision[0]
+        media = PromptMedia(media.start, media.filled, rows, media.visual, vision[1:])
+    logits, accepted = thinker.prefill(0, prompt, 0, media)
+    ids = given["token_ids"].tolist()
+    tokens = [logits, *(thinker.step([0], [token]) for token in ids[:-1])]
+    found["accepted"] = as_array(accepted)
+    return {**found, **logits_arrays("thinker", torch.cat(tokens))}
+
+
+def _talker_results(talker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
+    """Run talker and code predictor, each frame from the reference's hidden and feedback."""
+    codes = given["codes"]
+    text = text_rows(config, given["token_ids"].tolist(), len(codes))
+    projected = talker.text_rows(torch.tensor(text))
+    accepted = torch.from_numpy(given["accepted"]).to(projected)
+    media = talker.project_hidden(accepted) if len(accepted) else projected[:0]
+    hidden, feedback = (torch.from_numpy(given[name]) for name in ("hidden", "feedback"))
+    talker.prepare(0, prompt.talker, RequestOptions().speaker_id(config))
+    logits = [talker.prefill(0, accepted.to(talker.rows(0)[0]), text[0])]
+    found: dict[str, list[Tensor]] = {
+        name: [] for name in ("hidden", "sampled_codes", "greedy_codes", "feedback")
+    }
+    for frame, code0 in enumerate(codes[:, 0].tolist()):
+        found["hidden"].append(talker.rows(0)[0].clone())
+        for kind, uniforms in (("sampled", given["uniforms"][frame]), ("greedy", None)):
+            talker.set_rows(0, hidden[frame, None], feedback[frame, None])
+            sampling = PredictorSampling(uniforms, TOP_K, 1.0)
+            found[f"{kind}_codes"].append(talker.predict([0], [code0], [sampling]))
+        found["feedback"].append(talker.rows(0)[1].clone())
+        talker.set_rows(0, hidden[frame, None], feedback[frame, None])
+        if frame + 1 < len(codes):
+            logits.append(talker.step([0], [text[frame + 1]]))
+    joined = {name: torch.cat(rows) for name, rows in found.items()}
+    return {
+        "text_projection": thinned(projected),
+        "hidden_projection": thinned(media),
+        **logits_arrays("talker", torch.cat(logits)),
+        **{name: as_array(joined[name]) for name in ("hidden", "feedback")},
+        **{name: joined[name].numpy() for name in ("greedy_codes", "sampled_codes")},
+    }

@@ -1,11 +1,14 @@
-"""Writes a reference: transformers' answers, and the results of its stages."""
+"""Writes a reference: transformers' answers, and the results of its stages.
+
+Each stage computes over its inputs in one of the reference's own replies, which are recorded once,
+and computes again with the weights of the CPU's dtypes.
+"""
 
 import gc
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -23,26 +27,31 @@ from qwen3_omni_neuron.checkpoint.files import (
     tensor_files,
 )
 from qwen3_omni_neuron.checkpoint.headers import INDEX_FILE
+from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensors
-from qwen3_omni_neuron.errors import CheckpointError, NotInstalledError, OptionError, format_value
+from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
+from qwen3_omni_neuron.errors import CheckpointError, OptionError, Qwen3OmniError
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from qwen3_omni_neuron.verification.forced import Stages, record
-from qwen3_omni_neuron.verification.oracle import Reference
-from qwen3_omni_neuron.verification.questions import Question
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.verification.oracle import Reference, ReferenceResult
 from qwen3_omni_neuron.verification.reference import (
-    About,
+    TOP_K,
+    Arrays,
+    Question,
     ReferenceAnswer,
+    SavedReference,
+    as_array,
     config_digest,
-    save_reference,
+    logits_arrays,
+    text_rows,
+    thinned,
 )
-from qwen3_omni_neuron.verification.rounded_weights import ROUNDED, round_weights
 
 TOKENS, FRAMES = 16, 24
-# transformers reads all files in the order of their names, and the last tensor counts.
-MERGED_FILE = "with-adapters.safetensors"
-# Of this name it reads the file alone, without the index.
-_SHARD = {SINGLE_FILE: "model-00001-of-00001.safetensors"}
+ROUNDED = ("mixed", "int8", "int4")
+"""Dtypes of the CPU whose weights differ. mixed: bfloat16 matrices and tables."""
 
 
 def write_reference(
@@ -69,36 +78,206 @@ def write_reference(
         raise CheckpointError(f"{folder} can't speak: a reference is of a checkpoint that can.")
     prompt_builder = PromptBuilder(folder, config)
     with merged_checkpoint(folder, adapters) as merged, computing_on(device):
+
+        def load() -> ReferenceStages:
+            on = None if device == "cpu" else device
+            return ReferenceStages(Reference(merged, getattr(torch, dtype), on), config)
+
         progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
-        stages = Stages(_reference(merged, dtype, device), config)
-        given, answers = [], []
+        stages, replies, answers = load(), [], []
         for number, question in enumerate(questions):
             progress(f"{number + 1} of {len(questions)}: {question.title}")
             prompt = prompt_builder.prompt(question.messages)
-            one = record(stages.reference, prompt, config.im_end_id, tokens, frames)
-            uniforms = np.random.default_rng(number).random(
-                (len(one.codes), config.code_groups - 1), dtype=np.float32
+            reply = stages.reference.generate(
+                prompt,
+                thinker_eos_token_id=config.im_end_id,
+                thinker_min_new_tokens=2,
+                thinker_max_new_tokens=tokens,
+                talker_min_new_tokens=2,
+                talker_max_new_tokens=frames + 1,
             )
-            arrays = {**stages.inputs(one), "uniforms": uniforms}
-            arrays |= stages.outputs(one, None, torch.from_numpy(uniforms))
-            given.append(one)
-            answers.append(ReferenceAnswer(question, arrays, {}))
+            shape = len(reply.codes), config.code_groups - 1
+            uniforms = np.random.default_rng(number).random(shape, dtype=np.float32)
+            arrays = stages.results(prompt, reply, {"uniforms": uniforms})
+            replies.append((prompt, reply))
+            answers.append(ReferenceAnswer(question, arrays))
         # Without adapters "mixed" is what a released checkpoint has stored.
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
             del stages
             gc.collect()
-            stages = Stages(_reference(merged, dtype, device), config)
+            stages = load()
             round_weights(stages.reference.model, rounded)
-            for number, (one, answer) in enumerate(zip(given, answers, strict=True)):
-                hidden = torch.from_numpy(answer.arrays["hidden"])
-                found = stages.outputs(one, hidden, torch.from_numpy(answer.arrays["uniforms"]))
-                found |= stages.encoders(one.prompt)
-                answers[number] = ReferenceAnswer(
-                    answer.question, answer.arrays, {**answer.rounded, rounded: found}
-                )
-    about = About(config_digest(folder, adapters), transformers.__version__, dtype, device)
-    save_reference(path, about, answers)
+            for (prompt, reply), answer in zip(replies, answers, strict=True):
+                exact = answer.arrays
+                found = stages.results(prompt, reply, exact)
+                changed = {n: a for n, a in found.items() if not np.array_equal(a, exact[n])}
+                exact |= {f"{rounded}/{name}": array for name, array in changed.items()}
+    digest = config_digest(folder, adapters)
+    SavedReference(digest, transformers.__version__, dtype, device, answers).save(path)
+
+
+class ReferenceStages:
+    """The stages of the reference over the inputs of its own replies."""
+
+    def __init__(self, reference: Reference, config: OmniConfig):
+        assert config.talker is not None, "the checkpoint speaks"
+        self.reference, self._config = reference, config
+        self._thinker, self._talker = reference.model.thinker, reference.model.talker
+        self._predictor: Any = self._talker.code_predictor
+        self._accept = config.talker.accept_hidden_layer
+        self._tables = [
+            self._talker.get_input_embeddings(),
+            *self._predictor.get_input_embeddings(),
+        ]
+
+    @torch.no_grad()
+    def results(self, prompt: Prompt, reply: ReferenceResult, given: Arrays) -> Arrays:
+        """Compute all stages.
+
+        given: uniforms, float32 [frames, 15], and the results with exact weights: `hidden` and
+        `accepted` of these are what the next stages get. Without them they get this model's own.
+        """
+        talker, codes = self._talker, reply.codes
+        ids = prompt.token_ids.to(codes.device)
+        thinker = self.reference.thinker_model(
+            **_joined(reply.thinker_calls), output_hidden_states=True
+        )
+        media = torch.isin(ids, ids.new_tensor(self._config.thinker.media_token_ids))
+        start = reply.talker_calls[0]["inputs_embeds"].shape[1] - 1
+        states = talker.model(**_joined(reply.talker_calls)).last_hidden_state[0]
+        states = states[start:][: len(codes)]
+        spoken = ids.new_tensor(text_rows(self._config, reply.token_ids, len(codes)))
+        text = self._thinker.get_input_embeddings()(spoken)
+        feedback = [table(codes[:, group]) for group, table in enumerate(self._tables)]
+        found = {
+            "prompt": prompt.token_ids.numpy(),
+            "token_ids": np.array(reply.token_ids),
+            "codes": codes.cpu().numpy(),
+            **self._encoders(prompt),
+            "accepted": as_array(thinker.hidden_states[self._accept][0, : len(prompt)][media]),
+            **logits_arrays(
+                "thinker", self._thinker.lm_head(thinker.last_hidden_state[0, len(prompt) - 1 :])
+            ),
+            "text_projection": thinned(talker.text_projection(text)),
+            "hidden": as_array(states),
+            **logits_arrays("talker", talker.codec_head(states)),
+            "feedback": as_array(torch.stack(feedback).sum(0)),
+            "samples": as_array(self.reference.decode(codes)),
+        }
+        given = found | given
+        accepted, hidden = (torch.from_numpy(given[n]).to(text) for n in ("accepted", "hidden"))
+        uniforms = torch.from_numpy(given["uniforms"]).to(codes.device)
+        found["hidden_projection"] = thinned(talker.hidden_projection(accepted))
+        found["uniforms"] = given["uniforms"]
+        for kind, draws in (("greedy", None), ("sampled", uniforms)):
+            chosen, margins = self._predict(hidden, codes[:, 0], draws)
+            found[f"{kind}_codes"] = chosen.cpu().numpy()
+            found[f"{kind}_margins"] = as_array(margins)
+        return found
+
+    def _encoders(self, prompt: Prompt) -> Arrays:
+        """Return the rows of media among the thinker's inputs."""
+        c, shortest = self._config.thinker, {"talker_min_new_tokens": 2, "talker_max_new_tokens": 2}
+        reply = self.reference.generate(prompt, thinker_max_new_tokens=2, **shortest)
+        call = reply.thinker_calls[0]
+        rows = call["inputs_embeds"][0]
+        ids = prompt.token_ids.to(rows.device)
+        visual = rows[ids == c.image_token_id]
+        levels = [visual, *call.get("deepstack_visual_embeds", ())]
+        missing = 1 + len(c.vision.deepstack_layers) - len(levels)
+        return {
+            "audio": as_array(rows[ids == c.audio_token_id]),
+            "vision": as_array(torch.stack([*levels, *[visual] * missing])),
+        }
+
+    def _predict(
+        self, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
+
+        Greedy: of its logit over the next, in standard deviations of the logits. Sampled: distance
+        of its random number from the interval's end, as a probability.
+        """
+        rows, codes, margins = hidden[:, None], [code0], []
+        for step, head in enumerate(self._predictor.lm_head):
+            rows = torch.cat((rows, self._tables[step](codes[-1])[:, None]), 1)
+            states = self._predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+            logits = head(states[:, -1]).float()
+            if uniforms is None:
+                first, second = logits.topk(2).values.unbind(-1)
+                code, margin = logits.argmax(-1), (first - second) / logits.std(-1)
+            else:
+                values, ids = logits.topk(min(TOP_K, logits.shape[-1]))
+                limits, drawn = values.softmax(-1).cumsum(-1), uniforms[:, step, None]
+                place = (limits[:, :-1] <= drawn).sum(-1, keepdim=True)
+                code, margin = ids.gather(1, place)[:, 0], (limits - drawn).abs().amin(-1)
+            codes.append(code)
+            margins.append(margin)
+        return torch.stack(codes, 1), torch.stack(margins, 1)
+
+
+def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of one forward over the rows of all calls of a reply."""
+    rows = torch.cat([call["inputs_embeds"] for call in calls], 1)
+    joined = {
+        "inputs_embeds": rows,
+        # Without a mask 4.57 takes an image's positions for several sequences in a row.
+        "attention_mask": rows.new_ones(rows.shape[:2], dtype=torch.long),
+        "position_ids": torch.cat([call["position_ids"] for call in calls], -1),
+        "use_cache": False,
+    }
+    if len(deepstack := calls[0].get("deepstack_visual_embeds", ())):
+        mask = calls[0]["visual_pos_masks"]  # [1, S], in 4.57 [1, S, hidden]
+        padding = mask.new_zeros(1, rows.shape[1] - mask.shape[1], *mask.shape[2:])
+        joined["visual_pos_masks"] = torch.cat((mask, padding), 1)
+        joined["deepstack_visual_embeds"] = deepstack
+    return joined
+
+
+# Matrices by their names in transformers 4.57 and 5, or in a checkpoint. The audio encoder's
+# convolutions and the vision encoder's positions are none; the code predictor's down_proj is exact.
+_ENCODERS = re.compile(
+    r"thinker\.(?:model\.)?(?:audio_tower|visual)\.(?!conv2d|pos_embed)[\w.]+\.weight"
+)
+_THINKER = re.compile(r"thinker\.(?!.*(?:audio_tower|visual)\.).*_proj(?:\.weight)?")
+_OTHERS = re.compile(
+    r"thinker\.lm_head\.weight"
+    r"|talker\.(?!code_predictor\..*\.down_proj).*(?:_proj|lm_head\.\d+|codec_head)(?:\.weight)?"
+)
+
+
+def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
+    """Return a parameter in float32 with the rounding of a dtype."""
+    if weight.ndim < 2:
+        return weight.float()
+    weight = weight.bfloat16().float()
+    in_encoder = _ENCODERS.fullmatch(name)
+    if dtype == "int4" and _THINKER.fullmatch(name):
+        groups = Groups()
+        numbers, scale = quantise_groups(weight.bfloat16(), groups)
+        wide = scale.float().repeat_interleave(groups.size, -1)[..., : weight.shape[-1]]
+        return numbers.float() * wide
+    if dtype == "mixed" or not (in_encoder or _THINKER.fullmatch(name) or _OTHERS.fullmatch(name)):
+        return weight
+    # The vision encoder's first weight is stored as a convolution, [out, channels, ...].
+    whole, scale = quantise(weight.flatten(1) if in_encoder else weight)
+    return (whole.float() * scale.unsqueeze(-1)).view(weight.shape)
+
+
+@torch.no_grad()
+def round_weights(model: Any, dtype: str) -> None:
+    """Round the weights of a model of transformers, in place, one matrix of a stack at a time."""
+    for name, parameter in model.named_parameters():
+        is_stack = parameter.ndim > 2 and not _ENCODERS.fullmatch(name)
+        for matrix in parameter if is_stack else (parameter,):
+            matrix.copy_(rounded_weight(name, matrix, dtype))
+
+
+# transformers reads all files in the order of their names, and the last tensor counts.
+MERGED_FILE = "with-adapters.safetensors"
+# Of this name it reads the file alone, without the index.
+_SHARD = {SINGLE_FILE: "model-00001-of-00001.safetensors"}
 
 
 @contextmanager
@@ -115,8 +294,7 @@ def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator
             f"{folder} is quantised: a reference with adapters is of the one in bfloat16."
         )
     checkpoint = Checkpoint(folder, adapters)
-    headers = checkpoint.headers()
-    names = sorted(checkpoint.merged_names)
+    headers, names = checkpoint.headers(), sorted(checkpoint.merged_names)
     with TemporaryDirectory() as made, checkpoint.reader() as reader:
         into = Path(made)
         for path in folder.resolve().iterdir():
@@ -131,53 +309,24 @@ def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator
         yield into
 
 
-def _reference(folder: Path, dtype: str, device: str) -> Reference:
-    return Reference(folder, getattr(torch, dtype), None if device == "cpu" else device)
-
-
 @contextmanager
 def computing_on(device: str) -> Iterator[None]:
-    """Check that transformers can compute on a device, and let it multiply float32 in float32.
+    """Let a GPU multiply float32 in float32 from now on, and name errors of an unusable one.
 
     By default a GPU's convolutions round their inputs to TF32: a row of code2wav then differs by
     3.7e-4, and verify allows 2.4e-5 in float32. Raises OptionError if torch has no such device or
-    its memory is too small; NotInstalledError.
+    its memory is too small, or transformers lacks accelerate, which loads a model to a GPU.
     """
-    if device == "cpu":
-        yield
-        return
-    _check_device(device)
     backends: Any = torch.backends
-    parts = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    before = [part.fp32_precision for part in parts]
-    for part in parts:
+    for part in (backends.cuda.matmul, backends.cudnn.conv):
         part.fp32_precision = "ieee"
     try:
+        torch.empty(1, device=device)
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if device == "cpu" or isinstance(error, Qwen3OmniError):
+            raise
         raise OptionError(
-            f"--device {device} has too little memory: {str(error).partition(' If ')[0]} bfloat16 "
-            "takes half as much as float32; or name a GPU with more memory, or --device cpu."
+            f"--device {device} can't be used: {str(error).splitlines()[0]} Pass a GPU with more "
+            "memory, a torch built for CUDA with accelerate installed, or --device cpu."
         ) from error
-    finally:
-        for part, precision in zip(parts, before, strict=True):
-            part.fp32_precision = precision
-
-
-def _check_device(device: str) -> None:
-    if not re.fullmatch(r"cuda(:\d+)?", device):
-        raise OptionError(
-            f"--device takes cpu, or one GPU such as cuda or cuda:1, got {format_value(device)}."
-        )
-    number, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-    if not torch.cuda.is_available() or number >= count:
-        raise OptionError(
-            f"torch {torch.__version__} has no --device {device}: it finds {count} GPUs. Compare "
-            "with what nvidia-smi lists, install a torch that is built for CUDA "
-            "(https://pytorch.org/get-started), or give --device cpu."
-        )
-    if find_spec("accelerate") is None:
-        raise NotInstalledError(
-            f"--device {device} needs accelerate, with which transformers loads a model to a GPU. "
-            "Install it: pip install accelerate"
-        )
