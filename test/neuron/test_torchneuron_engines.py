@@ -26,6 +26,7 @@ from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ArtifactError,
+    EngineError,
     NotInstalledError,
     OptionError,
 )
@@ -184,6 +185,38 @@ def test_rows_of_earlier_prompts_are_cached(
         *_, finished = stream
         assert finished.result.codes.tolist() == theirs.codes.tolist()
     assert copies, "two slots have what one has computed"
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_a_request_of_nan_ends_alone_and_its_slot_serves_the_next_ones(
+    ours: Qwen3Omni,
+    cpu: Qwen3Omni,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    """Its prompt has a token whose row is NaN; requests of other lengths run beside and after."""
+    bad = [user(text("What is a zebra?"))]
+    others = [ours.prompt_builder.prompt(messages).token_ids for messages, _ in REQUESTS]
+    (token, *_) = set(ours.prompt_builder.prompt(bad).token_ids.tolist()) - set(
+        torch.cat(others).tolist()
+    )
+    engine: Any = getattr(engines, stage)
+    owner, name = (
+        (engine._decoder, "_embedding") if stage == "thinker" else (engine.text_rows, "_rows")
+    )
+    table = getattr(owner, name).clone()
+    table[token] = float("nan")
+    monkeypatch.setattr(owner, name, table)
+    streams = [ours.stream(messages, **LIMITS, **options) for messages, options in REQUESTS[:2]]
+    with pytest.raises(EngineError, match=f"The {stage} computed NaN or infinity for"):
+        ours.generate_audio(bad, **LIMITS)
+    streams += [ours.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
+    for stream, (messages, options) in zip(streams, REQUESTS[:2] + REQUESTS, strict=True):
+        *_, finished = stream
+        theirs = cpu.generate_audio(messages, **LIMITS, **options)
+        assert finished.result.token_ids == theirs.token_ids
+        assert finished.result.codes.tolist() == theirs.codes.tolist()
 
 
 def test_replies_so_far_have_called_every_graph(

@@ -106,6 +106,11 @@ class GraphSlots(SlotLengths):
         self._held[target] = min(self._held[target], rows)
         self._lengths[target] = rows
 
+    def clear(self, slot: int) -> None:
+        """Drop all rows of a slot, and set its whole length to zeros."""
+        self._lengths[slot] = self._held[slot] = 0
+        self._renew(self.context_length, [0] * self.slots, slot, slot)
+
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row to each slot of the talker."""
         logits, hidden = self._step(slots, rows.to(self._dtype))
@@ -154,12 +159,16 @@ class GraphSlots(SlotLengths):
         fit = [length <= window for length in self._lengths]
         counts = [self._recent(slot) if fits else 0 for slot, fits in enumerate(fit)]
         source = slots[0]
+        self._renew(window, counts, source, source if target is None else target)
+
+    def _renew(self, window: int, counts: list[int], source: int, target: int) -> None:
+        """Move the first recent rows of each slot, and copy a slot; see model.kv_cache.flushed."""
         self._part.call(
             self._flushes[(window,)].label,
             torch.tensor(self._held),
             torch.tensor(counts),
             torch.tensor([source]),
-            torch.tensor([source if target is None else target]),
+            torch.tensor([target]),
         )
         self._held = [n + count for n, count in zip(self._held, counts, strict=True)]
 

@@ -194,15 +194,15 @@ def _in_order(
 
 
 def prefill_example(
-    bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None
+    bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None, slot: int = 0
 ) -> Inputs:
-    """Return the inputs for a prompt of one row into slot 0."""
+    """Return the inputs for a prompt of one row into a slot."""
     positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
     if deepstack_layers is None:
-        return prefill_inputs(0, bucket, positions, rows=rows)
+        return prefill_inputs(slot, bucket, positions, rows=rows)
     unseen = torch.zeros(deepstack_layers, 1, width, dtype=dtype)
     media = Media(rows, torch.zeros(1, dtype=torch.bool), unseen)
-    return prefill_inputs(0, bucket, positions, torch.zeros(1, dtype=torch.int64), media=media)
+    return prefill_inputs(slot, bucket, positions, torch.zeros(1, dtype=torch.int64), media=media)
 
 
 def decode_example(

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     Media,
     Outputs,
     decode_inputs,
+    prefill_example,
     prefill_inputs,
 )
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
@@ -46,6 +47,29 @@ class NxdiSlots(SlotLengths):
     def copy(self, source: int, target: int, rows: int) -> None:
         """Refuse: see engines.protocols.Thinker."""
         raise AssertionError(NO_CHUNKED_PREFILL)
+
+    def clear(self, slot: int) -> None:
+        """Drop all rows of a slot, and overwrite its positions with finite rows.
+
+        A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows the
+        last one alone may be not finite: the talker's may be after them.
+        """
+        spec, longest, length = (
+            self._graphs.spec,
+            self._plan.prompt_buckets[-1],
+            self._lengths[slot],
+        )
+        self._lengths[slot] = 0
+        width = spec.decoder.hidden_size
+        layers = None if spec.takes_rows else spec.deepstack_layers
+        self._graphs.prefill(prefill_example(longest, width, spec.dtype, layers, slot))
+        if length > longest:
+            seq_ids, order, _ = self._graph_rows([slot])
+            rows = torch.zeros(len(order), width, dtype=spec.dtype)
+            # The row sees the shortest window, which the prompt has filled.
+            ends = [length - 1] * len(order)
+            window = self._plan.decode_buckets[0]
+            self._graphs.decode(decode_inputs(seq_ids, window, ends, ends, rows=rows))
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row to each slot; see DecoderSlots.step."""

@@ -1,0 +1,116 @@
+"""A request whose numbers are not finite ends alone: nothing of it reaches another request."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines import NeuronVocoder
+from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
+from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
+from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.slots import GraphSlots
+from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
+from testing.graph_cases import TINY_PLAN
+from testing.torchneuron.backend import standing_in
+from testing.torchneuron.leaner import CODE_GROUPS, write_leaner_checkpoint
+
+NAN = float("nan")
+# Windows of 16 and 64 positions, and two recent rows a slot.
+PLAN = replace(TINY_PLAN, prompt_buckets=(12,), batches=(3,), chunk_frames=(4,))
+MakePart = Callable[[str], tuple[PartGraphs, LoadedPart]]
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> OmniConfig:
+    return read_config(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture
+def make_part(checkpoint: Path, config: OmniConfig, tmp_path: Path) -> Iterator[MakePart]:
+    """Return a function that loads a part in this process."""
+
+    def make(name: str) -> tuple[PartGraphs, LoadedPart]:
+        spec = part_spec(config, PLAN, name)
+        write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
+        graphs = PartGraphs(spec, torch.device("cpu"), tmp_path)
+        return graphs, LoadedPart(spec.graphs, graphs.run)
+
+    with standing_in():
+        yield make
+
+
+def plant(graphs: PartGraphs) -> list[Tensor]:
+    """Fill the whole state of slot 0 with NaN. Returns copies of the other slots' state."""
+    for tensor in graphs._state:
+        tensor[0] = NAN
+    return [tensor[1:].clone() for tensor in graphs._state]
+
+
+@pytest.mark.parametrize("name", ["thinker", "talker"])
+def test_a_cleared_slot_is_as_new_and_the_others_keep_their_rows(
+    make_part: MakePart, config: OmniConfig, name: str
+) -> None:
+    """The next request in the slot is short, beside a long one; then a cached prompt is copied."""
+    graphs, part = make_part(name)
+    width = decoder_config(config, name).hidden_size
+
+    def prefill(slots: GraphSlots, slot: int, rows: int, start: int = 0) -> Tensor:
+        given = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
+        return slots.prefill(slot, given, torch.arange(rows).repeat(3, 1), start=start)[0]
+
+    def step(slots: GraphSlots, named: list[int]) -> Tensor:
+        rows = torch.tensor(named) if name == "thinker" else torch.ones(len(named), width)
+        return slots._step(named, rows)[0]
+
+    replies = []
+    for clears in (False, True):
+        for tensor in graphs._state:
+            tensor.zero_()
+        slots = GraphSlots(part, name)
+        prefill(slots, 1, 30)
+        prefill(slots, 2, 9)
+        step(slots, [1, 2])
+        if clears:
+            prefill(slots, 0, 20)
+            others = plant(graphs)
+            slots.clear(0)
+            for tensor, before in zip(graphs._state, others, strict=True):
+                assert torch.equal(tensor[1:], before)
+            assert not torch.cat(graphs._state[1:], 3)[0].any()
+        said = [prefill(slots, 0, 5)]
+        said += [step(slots, [0, 1, 2]) for _ in range(5)]
+        slots.copy(2, 0, 9)
+        said += [prefill(slots, 0, 2, start=9), step(slots, [0, 1])]
+        replies.append(torch.cat(said))
+    assert replies[0].isfinite().all()
+    assert torch.equal(replies[1], replies[0])
+
+
+def test_a_stream_starts_as_new_in_a_slot_of_nan(make_part: MakePart, config: OmniConfig) -> None:
+    """It begins beside one that goes on: neither reads the state that an earlier one has left."""
+    graphs, part = make_part("code2wav")
+    assert config.code2wav is not None
+    codes = list(torch.arange(8 * CODE_GROUPS).view(2, 4, CODE_GROUPS))
+    sounds = []
+    for planted in (False, True):
+        vocoder = NeuronVocoder(part, config.code2wav)
+        vocoder.start([1], codes[:1])
+        if planted:
+            plant(graphs)
+        started = vocoder.start([0, 2], codes)
+        sounds.append([*started, *vocoder.step([0, 1, 2], [*codes, codes[0]])])
+    for sound, expected in zip(sounds[1], sounds[0], strict=True):
+        assert abs(expected).max() > 0
+        assert (sound == expected).all()
