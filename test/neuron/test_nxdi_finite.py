@@ -8,39 +8,55 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import Engines
+from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
-PROMPT, CONTEXT_LENGTH = 256, 320  # positions of a prompt, and of the talker's slot
-WINDOW = 128  # a longer slot makes a step read all positions
+CONTEXT_LENGTH = 320  # positions of the talker's slot; a prompt has up to 256
 
 
-@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize(
+    ("stage", "clears"), [("thinker", True), ("talker", True), ("talker", False)]
+)
+@torch.inference_mode()
 def test_a_cleared_slot_replies_as_if_no_row_had_been_nan(
-    both_of: Callable[..., BothEngines], clears: bool
+    both_of: Callable[..., BothEngines], stage: str, clears: bool
 ) -> None:
-    """The rows of a prompt of the longest bucket and the last one of its reply are NaN.
+    """The rows of a prompt of the longest bucket are NaN, and so the last one of its reply.
 
-    The next request in the slot is short, beside a long one. Without the call its reply is NaN.
+    The next request in the slot is short, beside a long one, whose steps read all positions.
+    Without the call its reply is NaN.
     """
     _, engines = both_of(talker_context_length=CONTEXT_LENGTH)
-    slots: Any = engines.talker._decoder  # type: ignore[union-attr]
+    engine: Any = getattr(engines, stage)
+    slots = engine._decoder
     cache = slots._graphs.context_encoding_model.model.kv_mgr.past_key_values
 
     def prefill(slot: int, rows: int) -> Tensor:
+        if stage == "thinker":
+            logits: Tensor = engine.prefill(slot, prompt_of(torch.arange(rows) % 200 + 1))[0]
+            return logits
         given = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
         return slots.prefill(slot, given, torch.arange(rows).repeat(3, 1))[0]
 
-    def reply() -> list[Tensor]:
-        return [prefill(0, 5), *(slots.step([0, 1], torch.ones(2, 64))[0] for _ in range(2))]
+    def step() -> Tensor:
+        if stage == "thinker":
+            return slots.step_tokens([0, 1], [5, 6])
+        return slots.step([0, 1], torch.ones(2, 64))[0]
 
-    prefill(1, WINDOW + 1)
+    def reply() -> list[Tensor]:
+        return [prefill(0, 5), step(), step(), step()]
+
+    rows = slots._plan.prompt_buckets[-1] - 4 * (stage == "thinker")
+    prefill(1, rows)
     expected = reply()
-    prefill(1, WINDOW + 1)
-    prefill(0, PROMPT)
+    for slot in (0, 1):
+        prefill(slot, rows)
     for _ in range(3):
-        slots.step([0], torch.ones(1, 64))
+        step()
     for tensor in cache:
-        tensor.data[0, :, :PROMPT] = tensor.data[0, :, PROMPT + 2] = float("nan")
+        tensor.data[0, :, :rows] = float("nan")
+    assert step().isfinite().all(1).tolist() == [False, True], "the other one goes on"
+    prefill(1, rows)
     others = [tensor[1:, :, :CONTEXT_LENGTH].clone() for tensor in cache]
     if clears:
         slots.clear(0)

@@ -21,7 +21,6 @@ from testing.graph_cases import TINY_PLAN
 from testing.torchneuron.backend import standing_in
 from testing.torchneuron.leaner import CODE_GROUPS, write_leaner_checkpoint
 
-NAN = float("nan")
 # Windows of 16 and 64 positions, and two recent rows a slot.
 PLAN = replace(TINY_PLAN, prompt_buckets=(12,), batches=(3,), chunk_frames=(4,))
 MakePart = Callable[[str], tuple[PartGraphs, LoadedPart]]
@@ -51,18 +50,17 @@ def make_part(checkpoint: Path, config: OmniConfig, tmp_path: Path) -> Iterator[
         yield make
 
 
-def plant(graphs: PartGraphs) -> list[Tensor]:
-    """Fill the whole state of slot 0 with NaN. Returns copies of the other slots' state."""
+def plant(graphs: PartGraphs) -> None:
+    """Fill the whole state of slot 0 with NaN."""
     for tensor in graphs._state:
-        tensor[0] = NAN
-    return [tensor[1:].clone() for tensor in graphs._state]
+        tensor[0] = float("nan")
 
 
 @pytest.mark.parametrize("name", ["thinker", "talker"])
-def test_a_cleared_slot_is_as_new_and_the_others_keep_their_rows(
+def test_nan_in_a_slot_reaches_no_other_one_nor_its_next_requests(
     make_part: MakePart, config: OmniConfig, name: str
 ) -> None:
-    """The next request in the slot is short, beside a long one; then a cached prompt is copied."""
+    """The next request is short, beside a long one; then a cached prompt is copied to the slot."""
     graphs, part = make_part(name)
     width = decoder_config(config, name).hidden_size
 
@@ -75,21 +73,20 @@ def test_a_cleared_slot_is_as_new_and_the_others_keep_their_rows(
         return slots._step(named, rows)[0]
 
     replies = []
-    for clears in (False, True):
-        for tensor in graphs._state:
-            tensor.zero_()
+    for planted in (False, True):
         slots = GraphSlots(part, name)
-        prefill(slots, 1, 30)
-        prefill(slots, 2, 9)
-        step(slots, [1, 2])
-        if clears:
-            prefill(slots, 0, 20)
-            others = plant(graphs)
+        for slot, rows in enumerate((20, 30, 9)):
+            prefill(slots, slot, rows)
+        if planted:
+            plant(graphs)
+        said = [step(slots, [0, 1, 2])[1:]]
+        others = [tensor[1:].clone() for tensor in graphs._state]
+        if planted:
             slots.clear(0)
             for tensor, before in zip(graphs._state, others, strict=True):
                 assert torch.equal(tensor[1:], before)
             assert not torch.cat(graphs._state[1:], 3)[0].any()
-        said = [prefill(slots, 0, 5)]
+        said += [prefill(slots, 0, 5)]
         said += [step(slots, [0, 1, 2]) for _ in range(5)]
         slots.copy(2, 0, 9)
         said += [prefill(slots, 0, 2, start=9), step(slots, [0, 1])]
