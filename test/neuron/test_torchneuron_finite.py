@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.sampling import NOT_FINITE
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines import NeuronVocoder
+from qwen3_omni_neuron.neuron.engines import NeuronPredictor, NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
@@ -111,3 +114,24 @@ def test_a_stream_starts_as_new_in_a_slot_of_nan(make_part: MakePart, config: Om
     for sound, expected in zip(sounds[1], sounds[0], strict=True):
         assert abs(expected).max() > 0
         assert (sound == expected).all()
+
+
+def test_codes_whose_logits_are_not_finite_are_marked_in_their_slot_alone(
+    make_part: MakePart, config: OmniConfig
+) -> None:
+    _, part = make_part("code_predictor")
+    assert config.talker is not None
+    vocabulary, width = config.talker.predictor.vocab_size, config.talker.text.hidden_size
+    predictor = NeuronPredictor(part, vocabulary)
+    hidden = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
+    sampling = PredictorSampling(np.full(CODE_GROUPS - 1, 0.5, np.float32), 50, 1.0)
+    frames = []
+    for row in (hidden[1].clone(), torch.full((width,), float("nan"))):
+        hidden[1] = row
+        feedback = torch.zeros(3, width)
+        codes = predictor.predict([2, 0, 1], [4, 5, 6], [sampling] * 3, hidden, feedback)
+        frames.append((codes, feedback[[2, 0]]))
+    for given, expected in zip(frames[1], frames[0], strict=True):
+        assert torch.equal(given[:2], expected[:2])
+    assert frames[0][0].min() >= 0
+    assert frames[1][0][2].tolist() == [6, *[NOT_FINITE] * (CODE_GROUPS - 1)]

@@ -94,6 +94,7 @@ class GraphSlots(SlotLengths):
         """Drop a slot's rows; see Thinker.clear."""
         super().clear(slot)
         self._held[slot] = 0
+        self._renew(self.context_length, [0] * self.slots, slot, slot)
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the slot's whole window. The target needs a prefill before its next step."""
@@ -105,11 +106,6 @@ class GraphSlots(SlotLengths):
             self._held[target] = rows
         self._held[target] = min(self._held[target], rows)
         self._lengths[target] = rows
-
-    def clear(self, slot: int) -> None:
-        """Drop all rows of a slot, and set its whole length to zeros."""
-        self._lengths[slot] = self._held[slot] = 0
-        self._renew(self.context_length, [0] * self.slots, slot, slot)
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row to each slot of the talker."""

@@ -49,7 +49,7 @@ class NxdiSlots(SlotLengths):
         raise AssertionError(NO_CHUNKED_PREFILL)
 
     def clear(self, slot: int) -> None:
-        """Drop all rows of a slot, and overwrite its positions with finite rows.
+        """Drop a slot's rows, and overwrite its positions with finite ones; see Thinker.clear.
 
         A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows the
         last one alone may be not finite: the talker's may be after them.
@@ -59,7 +59,7 @@ class NxdiSlots(SlotLengths):
             self._plan.prompt_buckets[-1],
             self._lengths[slot],
         )
-        self._lengths[slot] = 0
+        super().clear(slot)
         width = spec.decoder.hidden_size
         layers = None if spec.takes_rows else spec.deepstack_layers
         self._graphs.prefill(prefill_example(longest, width, spec.dtype, layers, slot))
