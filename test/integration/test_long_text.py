@@ -108,7 +108,7 @@ def test_json_that_is_too_complex_is_refused(server: Server, body: bytes) -> Non
 def test_a_body_of_the_largest_size_is_answered(server: Server) -> None:
     body = chat("Hi", metadata={"note": ""})
     size = ServerSettings().max_body_bytes
-    note = ("one, [two] and {three}; " * (size // 24 + 1))[: size - len(body)]
+    note = ("one (two) and <three>; " * (size // 20))[: size - len(body)]
     body = chat("Hi", metadata={"note": note})
     assert len(body) == size
     assert post(server, body)[0] == 200

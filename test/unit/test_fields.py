@@ -33,7 +33,7 @@ from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import check_further, parse_json, refused_field
+from qwen3_omni_neuron.serving.openai.bodies import parse_json, refused_field
 from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
     check_request,
@@ -482,7 +482,6 @@ FLAT_RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "
 def read_speech(body: Json) -> Found:
     full = {"input": "Hi.", "voice": "Ethan", "model": "own", **body}
     wanted = parse_json(speech.SpeechRequest, json.dumps(full).encode())
-    check_further(wanted, "", ())
     asked = wanted.model_dump(exclude={"voice", *FIELDS[SPEECH]})
     return (asked, VOICES.speaker(wanted.voice, "voice")), sent_without_effect(
         SPEECH, wanted, "own"
@@ -576,7 +575,7 @@ def read_items_query(body: Json) -> Found:
     try:
         query = ItemsQuery.model_validate(fields_of_query(pairs))
     except ValidationError as error:
-        raise refused_field(error, ItemsQuery) from error
+        raise refused_field(error) from error
     return query.model_dump(exclude={"include"}), sent_without_effect(INPUT_ITEMS, query, "own")
 
 

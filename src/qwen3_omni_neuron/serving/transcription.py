@@ -123,20 +123,19 @@ def transcribe(
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
     A longer file than LONGEST_S is transcribed in windows, without silence: prompt.media.windows.
-    instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
-    own, or else INSTRUCTION. concurrency: number of windows at a time, at least 1; a model with
-    fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.
+    instruction: as of `stream_window`. concurrency: number of windows at a time, at least 1; a
+    model with fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each
+    window's text.
     A file that can't be read, is too long for the context, or takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator drops the windows that were not begun.
     """
-    question = instruction_of(omni, instruction)
 
     def transcribe_window(work: _FileWork, window: Window) -> None:
         begun_s = time.perf_counter()
         try:
             if work.error is None:
-                with stream_window(omni, window, question, max_new_tokens) as stream:
+                with stream_window(omni, window, instruction, max_new_tokens) as stream:
                     result = next(e.result for e in stream if isinstance(e, Finished))
                 work.made.append((begun_s, Segment.of(window, result)))
         except _FILE_ERRORS as error:
@@ -185,7 +184,7 @@ def stream_transcript(
     deltas' texts, joined, are the whole text. Raises the errors of Qwen3Omni.stream. Closing it
     ends its request.
     """
-    instruction, joined = instruction_of(omni, instruction), JoinedText()
+    joined = JoinedText()
     for window in read_windows(audio, windows_for(omni, timed), "audio"):
         with stream_window(omni, window, instruction, max_new_tokens, **options) as stream:
             for event in stream:
@@ -199,15 +198,18 @@ def stream_transcript(
 def stream_window(
     omni: "Qwen3Omni",
     window: Window,
-    instruction: str,
+    instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
     **options: "Unpack[RequestArguments]",
 ) -> "SpeechStream":
     """Transcribe one window by one request, greedily unless `options` say otherwise.
 
-    instruction: see `instruction_of`. Raises the errors of Qwen3Omni.stream.
+    instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
+    own, or else INSTRUCTION. Raises the errors of Qwen3Omni.stream.
     """
     content: list[dict[str, Any]] = [{"type": "audio", **window.item}]
+    own = omni.transcription_instruction
+    instruction = next((text for text in (instruction, own) if text is not None), INSTRUCTION)
     if instruction:
         content.append({"type": "text", "text": instruction})
     given: RequestArguments = {
@@ -216,15 +218,6 @@ def stream_window(
         **options,
     }
     return omni.stream_text([{"role": "user", "content": content}], **given)
-
-
-def instruction_of(omni: "Qwen3Omni", instruction: str | None) -> str:
-    """Return the text that follows the audio in the question; empty for none.
-
-    instruction: the caller's, if there is one.
-    """
-    own = omni.transcription_instruction
-    return next((text for text in (instruction, own) if text is not None), INSTRUCTION)
 
 
 def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.openai.bodies import StrictObject, parse_json
+from qwen3_omni_neuron.serving.openai.bodies import ClientObject, parse_json
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, shown, updated
@@ -18,14 +18,14 @@ router = APIRouter()
 Json = dict[str, Any]
 
 
-class ExpiresAfter(StrictObject):
+class ExpiresAfter(ClientObject):
     """Time that a secret lives, in seconds from its making."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Field(ge=10, le=7200)] = 600
 
 
-class ClientSecretRequest(StrictObject):
+class ClientSecretRequest(ClientObject):
     """Body of POST /v1/realtime/client_secrets. `session` is read by `session_config`."""
 
     expires_after: ExpiresAfter | None = None

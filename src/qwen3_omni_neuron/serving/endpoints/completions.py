@@ -13,7 +13,7 @@ from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
-from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_further, check_model, parse_json
+from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,
     StreamOptions,
@@ -22,11 +22,12 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
+    CHAT,
     COMPLETIONS,
     ENGINE_FIELDS,
     bounded_options,
     check_lengths,
-    names_in,
+    check_only,
     no_effect_schemas,
 )
 from qwen3_omni_neuron.serving.openai.openapi import (
@@ -45,6 +46,7 @@ FURTHER_FIELDS = {
     **no_effect_schemas(COMPLETIONS),
     **schemas_of_options(_OWN_OPTIONS),
     **ENGINE_FIELDS,
+    "logprobs": {"enum": [None]},
 }
 """Schemas of the fields that a request may have beside those of `CompletionRequest`."""
 RawPrompt = Annotated[
@@ -56,13 +58,13 @@ RawPrompt = Annotated[
 class CompletionRequest(TextRequest):
     """Body of POST /v1/completions.
 
-    prompt: a text, token ids, or a list of one of these. Further fields are those of engines.
+    prompt: a text, token ids, or a list of one of these.
     """
 
+    further = FURTHER_FIELDS
     prompt: RawPrompt
     max_tokens: int | None = Field(16, ge=1)
     stream_options: StreamOptions | None = None
-    logprobs: int | None = None
 
 
 @router.post(
@@ -83,12 +85,7 @@ def _start(service: Service, context: Context) -> "Completion":
     """Read a request's body, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(CompletionRequest, context.body)
     check_model(service, wanted.model)
-    check_further(wanted, "", FURTHER_FIELDS)
-    if wanted.stream_options is not None:
-        taken = names_in(COMPLETIONS, "stream_options")
-        check_further(wanted.stream_options, "stream_options", taken)
-    if wanted.logprobs is not None:
-        raise wrong_value("logprobs can only be null here: chat completions have them.", "logprobs")
+    check_only(wanted.model_extra or {}, {"logprobs": (None, f"{CHAT}, which has them")})
     prompt = _prompt_of(wanted)
     service.count_without_effect(COMPLETIONS, wanted)
     if service.settings.log_content:

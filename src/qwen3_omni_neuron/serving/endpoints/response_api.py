@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
@@ -111,7 +111,7 @@ def _query(request: Request, kind: type[Query], path: str) -> Query:
     try:
         query = kind.model_validate(requests.fields_of_query(request.query_params.multi_items()))
     except ValidationError as error:
-        raise bodies.refused_field(error, kind) from error
+        raise bodies.refused_field(error) from error
     service: Service = request.app.state.service
     service.count_without_effect(path, query)
     return query
@@ -190,10 +190,9 @@ def _parsed(
 ) -> list[requests.InputItem]:
     """Return items that are kept. Raises ApiError."""
     _hold(sum(map(len, contents)), service, context)
-    body = b"[" + b",".join(contents) + b"]"
-    bodies.check_json(body)
     try:
-        return _ITEMS.validate_python(from_json(body))
+        given = bodies.read_json(b"[" + b",".join(contents) + b"]", "conversation")
+        return _ITEMS.validate_python(given)
     except ValidationError as error:  # more items than a request may have
         raise bodies.refused_field(error) from error
 

@@ -10,7 +10,7 @@ import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished, FinishReason
 from qwen3_omni_neuron.events.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
@@ -40,18 +40,18 @@ from qwen3_omni_neuron.serving.service import Service
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
-_OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed", "owner"}
-FURTHER_FIELDS = schemas_of_options(_OWN_OPTIONS)
+FURTHER_FIELDS = schemas_of_options(
+    {*get_type_hints(SpeechArguments)} - {"speaker", "seed", "owner"}
+)
 """Schemas of the fields that a request may have beside those of `SpeechRequest`."""
 
 router = APIRouter()
 
 
-class SpeechRequest(BaseModel):
+class SpeechRequest(bodies.ClientObject):
     """Body of POST /v1/audio/speech. Further fields are options of `options.SpeechArguments`."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
+    further = FURTHER_FIELDS
     model: str | None = None
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName
@@ -118,8 +118,6 @@ def _start(service: Service, context: Context) -> "SpokenText":
     wanted = bodies.parse_json(SpeechRequest, context.body)
     omni = context.omni
     bodies.check_model(service, wanted.model)
-    bodies.check_further(wanted, "", _OWN_OPTIONS)
-    extra = {n: value for n, value in (wanted.model_extra or {}).items() if value is not None}
     if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."
         raise ApiError(400, message, "no_speech", "model")
@@ -127,7 +125,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input
-    options = bounded_options(extra, service.settings, context.owner)
+    options = bounded_options(wanted.model_extra or {}, service.settings, context.owner)
     options |= {"speaker": speaker, "seed": seed_of(wanted.seed)}
     context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)

@@ -3,7 +3,7 @@
 import html
 import time
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
@@ -26,7 +26,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import check_model, refused_field
+from qwen3_omni_neuron.serving.openai.bodies import ClientObject, check_model, refused_field
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     ENGINE_FIELDS,
@@ -46,7 +46,6 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.transcription import (
     JoinedText,
     Segment,
-    instruction_of,
     reason_of,
     stream_window,
     windows_for,
@@ -62,15 +61,15 @@ _MEDIA_TYPES = {
 }
 
 
-class TranscriptionRequest(BaseModel):
+class TranscriptionRequest(ClientObject):
     """Fields of POST /v1/audio/transcriptions, beside the file.
 
     instruction: text that follows the audio in the question, in place of the usual one.
     max_new_tokens: limit of each window's text; engines' clients call it max_completion_tokens.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
+    model_config = ConfigDict(strict=False)  # a form's values are text
+    further = ENGINE_FIELDS
     model: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: float = Field(0, ge=0, le=1)
@@ -82,43 +81,32 @@ class TranscriptionRequest(BaseModel):
     seed: int | None = Field(None, ge=0)
     stream: bool = False
     language: str = Field("unknown", max_length=40)
-    languages: list[str] = []
-    keywords: list[str] = []
-    include: list[Literal["logprobs"]] = []
-    timestamp_granularities: list[Literal["segment", "word"]] = []
+    languages: list[str] = Field([])
+    keywords: list[str] = Field([])
+    include: list[Literal["logprobs"]] = Field([])
+    timestamp_granularities: list[Literal["segment", "word"]] = Field([])
     chunking_strategy: Literal["", "auto"] = ""
     stream_include_usage: bool = False
     stream_continuous_usage_stats: bool = False
-    _engines: Json = PrivateAttr(default_factory=dict)
 
     @property
     def options(self) -> Json:
         """Options of a window's request."""
         logprobs = bool(self.include) or self.response_format == "verbose_json"
-        made: Json = {"literal_text": True, "logprobs": logprobs, **self._engines}
+        made: Json = {"literal_text": True, "logprobs": logprobs}
+        made["thinker_max_new_tokens"] = self.max_completion_tokens or self.max_new_tokens
+        made["thinker_do_sample"] = self.temperature > 0
         if self.temperature > 0:
-            made |= {"thinker_do_sample": True}
-            made |= {"thinker_temperature": max(self.temperature, 1e-6)}
+            made["thinker_temperature"] = max(self.temperature, 1e-6)
         if self.top_p < 1:
             made["thinker_top_p"] = max(self.top_p, 1e-6)
         return made if self.seed is None else made | {"seed": self.seed}
-
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens of text of a window."""
-        return self.max_completion_tokens or self.max_new_tokens
 
     @property
     def timed(self) -> bool:
         """True if windows are those of a transcript with times."""
         timed = self.response_format in ("verbose_json", "srt", "vtt")
         return timed or self.chunking_strategy == "auto"
-
-    def take(self, engines: Mapping[str, str | list[str]], thinks: bool) -> None:
-        """Take the fields of engines, by their texts in the form. Raises ApiError."""
-        values = {name: _value_of(text) for name, text in engines.items()}
-        self._engines = engine_options(values, thinks)
-        check_lengths(self._engines | {"thinker_max_new_tokens": self.most_tokens})
 
     def check(self) -> None:
         """Raise ApiError for fields that exclude each other."""
@@ -150,7 +138,7 @@ async def transcriptions(request: Request) -> Response:
     context.param = "file"
     content_type = request.headers.get("content-type", "")
     in_thread = service.model.in_thread
-    wanted, instruction, media, item = await in_thread(_read, service, context, content_type)
+    wanted, options, media, item = await in_thread(_read, service, context, content_type)
     await media.finish(context.account.hold)
     context.release_body()
     sound = windows_for(context.omni, wanted.timed)
@@ -158,7 +146,7 @@ async def transcriptions(request: Request) -> Response:
     del item, media
     context.wanted(wanted.stream, False)
     seconds = sound.length / SAMPLING_RATE
-    transcription = Transcription(wanted, instruction, windows, seconds, service, context)
+    transcription = Transcription(wanted, options, windows, seconds, service, context)
     if wanted.stream:
         as_engines = wanted.stream_include_usage or wanted.stream_continuous_usage_stats
         return PieceStream(transcription.chunks() if as_engines else transcription.events())
@@ -174,21 +162,22 @@ async def transcriptions(request: Request) -> Response:
 
 def _read(
     service: Service, context: Context, content_type: str
-) -> tuple[TranscriptionRequest, str, MediaReader, Json]:
+) -> tuple[TranscriptionRequest, Json, MediaReader, Json]:
     """Parse a request, and decode its file if that needs no codec. Raises ApiError.
 
-    Returns its fields, the instruction after the audio, the file's reader, and the item it fills.
+    Returns its fields, a window's options, the file's reader, and the item that it fills.
     """
     form = read_form(context.body, content_type)
-    engines = {name: form.fields.pop(name) for name in ENGINE_FIELDS & form.fields.keys()}
     try:
         wanted = TranscriptionRequest.model_validate(form.fields)
-        wanted.take(engines, context.omni.info.thinks)
     except ValidationError as error:
-        raise refused_field(error, TranscriptionRequest) from error
+        raise refused_field(error) from error
     check_model(service, wanted.model)
     wanted.check()
-    instruction = instruction_of(context.omni, wanted.instruction)
+    engines = {name: _value_of(text) for name, text in (wanted.model_extra or {}).items()}
+    options = wanted.options | engine_options(engines, context.omni.info.thinks)
+    options = bounded_options(options, service.settings, context.owner)
+    check_lengths(options)
     content = form.files.pop("file", None)
     if content is None or form.files:
         raise wrong_value("the form needs one file, under the name file.", "file")
@@ -197,7 +186,7 @@ def _read(
     context.warnings = media.warnings
     item = media.sound_file(content, "file")
     media.finish_inline(context.account.hold)
-    return wanted, instruction, media, item
+    return wanted, options, media, item
 
 
 class Transcription:
@@ -206,19 +195,18 @@ class Transcription:
     def __init__(
         self,
         wanted: TranscriptionRequest,
-        instruction: str,
+        options: Json,
         windows: list[Window],
         seconds: float,
         service: Service,
         context: Context,
     ):
-        """instruction: text that follows each window. seconds: duration of the sound."""
-        self._wanted, self._instruction = wanted, instruction
+        """options: of each window's request. seconds: duration of the sound."""
+        self._wanted, self._options = wanted, options
         self._windows, self._seconds = windows, round(seconds, 3)
         self._service, self._context = service, context
         self._joined, self._segments = JoinedText(), list[Segment]()
         self._logprobs: list[Json] = []
-        self._options = bounded_options({}, service.settings, context.owner) | wanted.options
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -227,9 +215,9 @@ class Transcription:
 
     async def deltas(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
         """Yield the text with its log-probabilities, window by window: a request has one slot."""
+        omni, instruction = self._context.omni, self._wanted.instruction
         for window in self._windows:
-            question = self._context.omni, window, self._instruction, self._wanted.most_tokens
-            start = partial(stream_window, *question, **self._options)
+            start = partial(stream_window, omni, window, instruction, **self._options)
             stream = await self._service.model.start(start)
             with closing(ServedStream(stream, self._service)) as served:
                 async for (event,) in served:

@@ -1,8 +1,7 @@
 """Parsing of request bodies: limits of the JSON, unions, and errors of fields."""
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -12,8 +11,9 @@ from pydantic import (
     GetCoreSchemaHandler,
     Tag,
     ValidationError,
+    model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
 from qwen3_omni_neuron.errors import REMOVED_FIELDS, did_you_mean, removed
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
@@ -29,26 +29,37 @@ SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, wi
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
 Body = TypeVar("Body", bound=BaseModel)
-MOST_VALUES = 1 << 16  # most values in a JSON text; a chat message has three or more
-MOST_DEPTH = 64  # nesting of lists and objects
+MOST_VALUES = 1 << 17  # commas and openings of lists and objects in a JSON text, also in strings
 # A parser takes 40 to 60 ns for each escape. Sound in base64 has at most 1 in 64 characters ("\/"),
 # and a million escapes are more text than a prompt holds.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _UNION = "union"  # type of the error of a union that no member fits
 
 
-class StrictObject(BaseModel):
-    """Base of objects in JSON that have no other fields."""
+class ClientObject(BaseModel):
+    """Base of bodies and of objects in them. A field that is null and unknown is left out.
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class OpenObject(BaseModel):
-    """Base of objects whose further fields are kept, and checked by `check_further`."""
+    further: names of the fields beside its own ones that it may have; * for any.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
+    further: ClassVar[Collection[str]] = ()
+
+    @model_validator(mode="after")
+    def _check_further(self) -> "ClientObject":
+        extra, further = self.model_extra or {}, self.may_have()
+        for name in [name for name, value in extra.items() if value is None]:
+            del extra[name]
+        for name in extra:
+            if name not in further and "*" not in further:
+                said = {"field": name, "said": unknown_field(self, name, further)}
+                raise PydanticCustomError("extra_forbidden", "{said}", said)
+        return self
+
+    def may_have(self) -> Collection[str]:
+        """Return the names of the further fields that this object may have."""
+        return self.further
 
 
 class OneOf:
@@ -97,79 +108,48 @@ def _kinds_of(member: Any) -> tuple[Any, ...]:
 
 def parse_json(kind: type[Body], body: bytes) -> Body:
     """Parse a JSON body. Raises ApiError, which names the first wrong field."""
-    check_json(body)
     try:
         # Not model_validate_json: it would copy a union's values for the union's discriminator.
-        return kind.model_validate(from_json(body, allow_inf_nan=False))
+        return kind.model_validate(read_json(body, "body"))
     except ValidationError as error:
-        raise refused_field(error, kind) from error
-    except ValueError as error:
-        message = f"the body is not JSON: {str(error)[:200]}."
-        raise ApiError(400, message, "invalid_json") from error
+        raise refused_field(error) from error
 
 
-def refused_field(error: ValidationError, kind: type[BaseModel] | None = None) -> ApiError:
-    """Return the error for the first wrong field of a body. kind: as of `first_wrong`."""
-    path, message = first_wrong(error, kind=kind)
+def refused_field(error: ValidationError) -> ApiError:
+    """Return the error for the first wrong field of a body."""
+    path, message = first_wrong(error)
     message = f"{path or 'the body'}: {message} See the table of fields in docs/serving.md."
     return wrong_value(message, path or None)
 
 
-def first_wrong(
-    error: ValidationError, before: str = "", kind: type[BaseModel] | None = None
-) -> tuple[str, str]:
+def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
     """Return the path of the first wrong field, such as messages[0].content, and what is wrong.
 
-    before: path of the value that was validated. kind: what it should be, for a hint at the field
-    that an unknown one may mean.
+    before: path of the value that was validated.
     """
     first = error.errors(include_url=False)[0]
-    loc, unknown, message, hint = first["loc"], first["type"] == "extra_forbidden", first["msg"], ""
-    path = before
-    for place, name in enumerate(loc):
-        if isinstance(name, int):
-            path += f"[{name}]"
-        # A tag of a union, unless it is an unknown field's name.
-        elif not (name[:1] == "<" and name[-1:] == ">") or (unknown and place == len(loc) - 1):
-            path += f".{name}" if path else name
+    path, message = before, first["msg"]
+    names = [name for name in first["loc"] if isinstance(name, int) or name[:1] != "<"]
+    if first["type"] == "extra_forbidden":
+        names.append(first["ctx"]["field"])
+    for name in names:
+        path += f"[{name}]" if isinstance(name, int) else f".{name}" if path else name
     if first["type"] == _UNION and isinstance(first["input"], Mapping):
         path += ".type"
-    if unknown:
-        message, hint = "this field is unknown here", _hint(str(loc[-1]), _names(kind))
     elif first["type"] == "model_type":
         message = "Input should be an object"
-    return path[:200], f"{message[:300]}.{hint}"
+    return path[:200], message if message[-1] in ".?" else f"{message[:300]}."
 
 
-@cache
-def _names(kind: type[BaseModel] | None) -> frozenset[str]:
-    """Return the names of all fields of an object, and of the objects in it."""
-    schema = kind.model_json_schema() if kind else {}
-    objects = [schema, *schema.get("$defs", {}).values()]
-    return frozenset(name for one in objects for name in one.get("properties", ()))
+def unknown_field(given: BaseModel, name: str, further: Iterable[str]) -> str:
+    """Return what is wrong with a further field, and what to use instead.
 
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    """Return what a client may use instead of an unknown field, after a space, or ""."""
-    gone = removed(name, REMOVED_FIELDS)
-    return f" {gone}" if gone else did_you_mean(name, {*known} - {name})
-
-
-def check_further(given: BaseModel, where: str, taken: Collection[str]) -> None:
-    """Refuse the further fields of an object, except null and those that are taken.
-
-    where: path of the object, "" for the body. taken: their names; * for any. Raises ApiError.
+    further: names that it may have.
     """
-    for name, value in (given.model_extra or {}).items():
-        if value is not None and name not in taken and "*" not in taken:
-            path = f"{where}.{name}"[:200] if where else name[:80]
-            raise wrong_value(f"{path}: {unknown_field(given, name, taken)}", path)
-
-
-def unknown_field(given: BaseModel, name: str, taken: Iterable[str]) -> str:
-    """Return what is wrong with a further field. taken: names that it may have."""
-    hint = _hint(name, [*type(given).model_fields, *taken])
-    return f"this field is unknown here.{hint} See docs/serving.md."
+    gone = removed(name, REMOVED_FIELDS)
+    own = {field.alias or known for known, field in type(given).model_fields.items()}
+    hint = did_you_mean(name, own.union(further) - {name})
+    return "this field is unknown here." + (f" {gone}" if gone else hint)
 
 
 def lower_name(**others: str) -> BeforeValidator:
@@ -203,44 +183,25 @@ def check_model(service: Service, name: str | None) -> None:
         raise ApiError(404, message, "model_not_found", "model")
 
 
-def check_json(body: bytes) -> None:
-    """Refuse a JSON text that is too complex, before it is parsed. Raises ApiError.
+def read_json(text: bytes, what: str) -> Any:
+    """Return the value of a JSON text. what: name of the text, for errors. Raises ApiError.
 
-    A parser holds the interpreter lock, and makes 635 MiB of 24 MiB of `[],` in 1.9 s, where
-    72 MiB are counted. This is linear in the text, in steps of some milliseconds. Whether it is
-    valid is left to the parser.
+    A parser holds the interpreter lock, and makes 635 MiB of 24 MiB of `[],` in 1.9 s. So values
+    and escapes are counted before, in steps of some milliseconds at most.
     """
-    at, in_string = 0, False
-    values = quotes = escapes = depth = 0
-    while at < len(body):
-        step = body[at : at + _STEP_BYTES]
-        if (len(step) - len(step.rstrip(b"\\"))) % 2:  # include the escaped character in the step
-            step = body[at : at + _STEP_BYTES + 1]
-        at += len(step)
-        if b"\\" in step:
-            escapes += step.count(b"\\")
-            _check_count(escapes, MOST_ESCAPES, "escapes in its strings, such as \\n")
-            step = step.replace(b"\\\\", b"").replace(b'\\"', b"")
-        # The remaining quotes begin and end strings: a key and its value have four.
-        in_step = step.count(b'"')
-        quotes += in_step
-        _check_count(quotes // 4, MOST_VALUES, "values")
-        outside = b"".join(step.split(b'"')[in_string::2])
-        in_string ^= in_step % 2 == 1
-        values += sum(map(outside.count, (b",", b"[", b"{")))
-        _check_count(values, MOST_VALUES, "values")
-        for bracket in outside.translate(None, _NOT_BRACKETS):
-            depth += 1 if bracket in b"[{" else -1
-            _check_count(depth, MOST_DEPTH, "lists and objects in each other")
-            if depth < 0:
-                return  # the parser stops here, too
-
-
-def _check_count(count: int, most: int, what: str) -> None:
-    if count > most:
-        raise ApiError(
-            400,
-            f"the JSON has more than {most} {what}, the most that are taken. Send less, or less "
-            "at a time.",
-            "body_too_complex",
-        )
+    values = escapes = 0
+    for at in range(0, len(text), _STEP_BYTES):
+        step = text[at : at + _STEP_BYTES]
+        values += sum(map(step.count, (b",", b"[", b"{")))
+        escapes += step.count(b"\\")
+        if values > MOST_VALUES or escapes > MOST_ESCAPES:
+            message = (
+                f"the {what} has more than {MOST_VALUES} values or {MOST_ESCAPES} escapes in its "
+                "strings, such as \\n. Send less, or less at a time."
+            )
+            raise ApiError(400, message, "body_too_complex")
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        code = "body_too_complex" if "recursion limit" in str(error) else "invalid_json"
+        raise ApiError(400, f"the {what} is not JSON: {str(error)[:200]}.", code) from error

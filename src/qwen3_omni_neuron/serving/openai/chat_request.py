@@ -1,19 +1,18 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ClientObject,
     OneOf,
-    OpenObject,
-    StrictObject,
-    check_further,
     lower_name,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
@@ -26,7 +25,6 @@ from qwen3_omni_neuron.serving.openai.fields import (
     bounded_options,
     check_lengths,
     engine_options,
-    joined_options,
     names_in,
     no_effect_schemas,
     seed_of,
@@ -54,12 +52,11 @@ FURTHER_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(CHAT_OPTIONS),
     **no_effect_schemas(CHAT),
     **ENGINE_FIELDS,
-    **{
-        name: {"description": "of vllm-omni's clients"}
-        for name in ("sampling_params_list", "mm_processor_kwargs")
-    },
 }
 """Schemas of the fields that a request may have beside those of `ChatRequest`."""
+_OF_OMNI = "of vllm-omni's clients"
+_PARTS = names_in(CHAT, "messages[].content[]")
+_MESSAGES = names_in(CHAT, "messages[]")
 # Fields of vllm-omni's sampling of thinker and talker, and the options of a request.
 _SAMPLING = ("temperature", "top_p", "top_k")
 _STAGES: Sequence[Mapping[str, str]] = (
@@ -70,29 +67,36 @@ _STAGES: Sequence[Mapping[str, str]] = (
 )
 
 
-class TextPart(OpenObject):
-    """Text of a message. refusal: null, beside the text of a reply that is sent back."""
+class TextPart(ClientObject):
+    """Text of a message."""
 
+    further = _PARTS
     type: Literal["text"]
     text: str
-    refusal: None = None
 
 
-class RefusalPart(OpenObject):
+class RefusalPart(ClientObject):
     """Text of an assistant's message that refused an answer."""
 
+    further = _PARTS
     type: Literal["refusal"]
     refusal: str
 
 
-class SoundData(OpenObject):
+class MediaObject(ClientObject):
+    """Base of parts with a medium, and of objects in them: MediaReader checks further fields."""
+
+    further = ("*",)
+
+
+class SoundData(MediaObject):
     """A sound file in base64, or its URL; its format is found in its content."""
 
     data: str
     format: str | None = Field(None, max_length=80)
 
 
-class InputAudioPart(OpenObject):
+class InputAudioPart(MediaObject):
     """Sound, as OpenAI's clients send it."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
@@ -100,13 +104,13 @@ class InputAudioPart(OpenObject):
     input_audio: SoundData
 
 
-class MediaUrl(OpenObject):
+class MediaUrl(MediaObject):
     """A data URL, or one of a host that the server was told. It may have the part's fields."""
 
     url: str
 
 
-class AudioUrlPart(OpenObject):
+class AudioUrlPart(MediaObject):
     """Sound by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("audio"))
@@ -114,7 +118,7 @@ class AudioUrlPart(OpenObject):
     audio_url: MediaUrl
 
 
-class ImageUrlPart(OpenObject):
+class ImageUrlPart(MediaObject):
     """An image by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
@@ -122,7 +126,7 @@ class ImageUrlPart(OpenObject):
     image_url: MediaUrl
 
 
-class VideoUrlPart(OpenObject):
+class VideoUrlPart(MediaObject):
     """A video by its URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
@@ -130,7 +134,7 @@ class VideoUrlPart(OpenObject):
     video_url: MediaUrl
 
 
-class VideoPart(OpenObject):
+class VideoPart(MediaObject):
     """A video as the URLs of its frames, images of one size. fps: their rate, by default 2."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
@@ -143,28 +147,31 @@ MessagePart = Annotated[TextPart | RefusalPart | MediaPart, OneOf()]
 Content = Annotated[str | list[MessagePart], OneOf("a string or a list of parts")]
 
 
-class EarlierAudio(OpenObject):
+class EarlierAudio(ClientObject):
     """Id of the speech of an earlier reply."""
 
+    further = names_in(CHAT, "messages[].audio")
     id: str
 
 
-class CalledFunction(OpenObject):
+class CalledFunction(ClientObject):
     """Name of a function and its arguments, in JSON."""
 
+    further = names_in(CHAT, "messages[].tool_calls[].function")
     name: str
     arguments: str
 
 
-class ToolCall(OpenObject):
+class ToolCall(ClientObject):
     """Call of a tool in an assistant's message."""
 
+    further = names_in(CHAT, "messages[].tool_calls[]")
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(OpenObject):
+class Message(ClientObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -174,44 +181,50 @@ class Message(OpenObject):
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
 
+    def may_have(self) -> Collection[str]:
+        """Return the names of the further fields; a reply that is sent back may have any."""
+        return _MESSAGES if self.role == "assistant" else _MESSAGES - {"*"}
 
-class Function(OpenObject):
+
+class Function(ClientObject):
     """Description of a function."""
 
+    further = names_in(CHAT, "tools[].function")
     name: str
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
 
 
-class Tool(OpenObject):
+class Tool(ClientObject):
     """A tool that the reply may call."""
 
+    further = names_in(CHAT, "tools[]")
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(StrictObject):
+class FunctionName(ClientObject):
     """Name of a function."""
 
     name: str
 
 
-class NamedTool(StrictObject):
+class NamedTool(ClientObject):
     """The function that the reply must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedNames(StrictObject):
+class AllowedNames(ClientObject):
     """The functions that the reply may call, or must call one of."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class AllowedTools(StrictObject):
+class AllowedTools(ClientObject):
     """Some of the tools: the others are shown to the model, and not called."""
 
     type: Literal["allowed_tools"]
@@ -224,13 +237,13 @@ ToolChoice = Annotated[
 ]
 
 
-class PlainFormat(StrictObject):
+class PlainFormat(ClientObject):
     """Free text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class JsonSchema(StrictObject):
+class JsonSchema(ClientObject):
     """A JSON schema by its name."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -239,14 +252,14 @@ class JsonSchema(StrictObject):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(StrictObject):
+class JsonSchemaFormat(ClientObject):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class AudioOutput(StrictObject):
+class AudioOutput(ClientObject):
     """Voice and format of the speech."""
 
     voice: VoiceName | None = None
@@ -255,9 +268,10 @@ class AudioOutput(StrictObject):
     ] = "wav"
 
 
-class StreamOptions(OpenObject):
+class StreamOptions(ClientObject):
     """Options of a streamed answer."""
 
+    further = names_in(CHAT, "stream_options")
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -267,10 +281,9 @@ class StreamOptions(OpenObject):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-class TextRequest(BaseModel):
+class TextRequest(ClientObject):
     """Fields that all endpoints of text have alike."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -280,10 +293,11 @@ class TextRequest(BaseModel):
 
 
 class ChatRequest(TextRequest):
-    """Body of POST /v1/chat/completions. Further fields are those of FURTHER_FIELDS."""
+    """Body of POST /v1/chat/completions."""
 
+    further = FURTHER_FIELDS
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    modalities: list[Literal["text", "audio"]] | None = None
+    modalities: list[Literal["text", "audio"]] | None = Field(None, min_length=1)
     audio: AudioOutput | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -294,6 +308,8 @@ class ChatRequest(TextRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: Annotated[PlainFormat | JsonSchemaFormat, OneOf()] | None = None
+    sampling_params_list: list[Json] | None = Field(None, description=_OF_OMNI)
+    mm_processor_kwargs: Json | None = Field(None, description=_OF_OMNI)
 
     @property
     def counts_pieces(self) -> bool:
@@ -318,13 +334,6 @@ class ChatRequest(TextRequest):
 
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
-    if wanted.stream_options is not None:
-        check_further(wanted.stream_options, "stream_options", names_in(CHAT, "stream_options"))
-    for i, tool in enumerate(wanted.tools or ()):
-        for given, where in ((tool, ""), (tool.function, ".function")):
-            check_further(given, f"tools[{i}]{where}", names_in(CHAT, f"tools[]{where}"))
-    if wanted.modalities == []:
-        raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
         raise wrong_value(
             f"audio of format {wanted.sound_format} can't be streamed. Take "
@@ -333,7 +342,6 @@ def check_request(wanted: ChatRequest) -> None:
         )
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
-    check_further(wanted, "", FURTHER_FIELDS)
 
 
 def request_options(
@@ -353,8 +361,7 @@ def request_options(
     most = wanted.max_completion_tokens or wanted.max_tokens
     if most is not None:
         given["thinker_max_new_tokens"] = most
-    options = _stage_options(wanted.model_extra or {})
-    options |= text_options(wanted, CHAT_OPTIONS, given, thinks)
+    options = _stage_options(wanted) | text_options(wanted, CHAT_OPTIONS, given, thinks)
     options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.logprobs:
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
@@ -389,8 +396,7 @@ def text_options(
     names: options that it may have by their own names. given: options by other fields.
     """
     extra = wanted.model_extra or {}
-    own = {name: extra[name] for name in names & extra.keys() if extra[name] is not None}
-    options = engine_options(extra, thinks)
+    options = {**engine_options(extra, thinks), **given}
     if wanted.seed is not None:
         options["seed"] = seed_of(wanted.seed)
     if wanted.temperature is not None:
@@ -401,31 +407,30 @@ def text_options(
         options["thinker_top_p"] = max(wanted.top_p, 1e-6)
     if wanted.stop:
         options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
-    return joined_options(own, {**options, **given})
-
-
-def _stage_options(extra: Mapping[str, Any]) -> Json:
-    """Return the options for vllm-omni's own fields. Raises ApiError."""
-    stages = extra.get("sampling_params_list") or []
-    processor = extra.get("mm_processor_kwargs") or {}
-    lists = isinstance(stages, list) and all(isinstance(stage, Mapping) for stage in stages)
-    if not lists or not isinstance(processor, Mapping):
-        raise wrong_value(
-            "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
-            "sampling_params_list",
-        )
-    options: Json = {}
-    for stage, ours in zip(stages, _STAGES, strict=False):
-        given = {name: stage[name] for name in ours if stage.get(name) is not None}
-        if given.get("temperature") == 0:
-            del given["temperature"]
-            options[ours["temperature"].replace("temperature", "do_sample")] = False
-        if given.get("top_k") == -1:
-            given["top_k"] = 0
-        options |= {ours[name]: value for name, value in given.items()}
-    if "use_audio_in_video" in processor:
-        options["use_audio_in_video"] = processor["use_audio_in_video"]
+    for name in names & extra.keys():
+        if options.setdefault(name, extra[name]) != extra[name]:
+            raise wrong_value(
+                f"{name} is {format_value(extra[name])}, and another field of the request makes it "
+                f"{format_value(options[name])}. Give one of them.",
+                name,
+            )
     return options
+
+
+def _stage_options(wanted: ChatRequest) -> Json:
+    """Return the options for vllm-omni's own fields."""
+    options: Json = {}
+    for stage, ours in zip(wanted.sampling_params_list or (), _STAGES, strict=False):
+        given = {ours[name]: stage[name] for name in ours if stage.get(name) is not None}
+        if stage.get("temperature") == 0:
+            temperature = ours["temperature"]
+            del given[temperature]
+            given[temperature.replace("temperature", "do_sample")] = False
+        if stage.get("top_k") == -1:
+            given[ours["top_k"]] = 0
+        options |= given
+    processor = wanted.mm_processor_kwargs or {}
+    return options | {n: processor[n] for n in ("use_audio_in_video",) if n in processor}
 
 
 def declared(given: BaseModel, kind: type[BaseModel]) -> Json:
@@ -490,7 +495,6 @@ def _check_message(message: Message, where: str) -> None:
     """Refuse a message's unknown fields, but for those of a reply that is sent back."""
     name = ""
     if message.role != "assistant":
-        check_further(message, where, names_in(CHAT, "messages[]") - {"*"})
         found = [n for n in ("refusal", "tool_calls", "audio") if getattr(message, n)]
         name, why = found[0] if found else "", "only messages of role assistant have it"
     elif message.content and message.refusal:
@@ -503,6 +507,5 @@ def _check_message(message: Message, where: str) -> None:
 
 def _item(part: MessagePart, where: str, read_media: ReadMedia) -> Json:
     if isinstance(part, TextPart | RefusalPart):
-        check_further(part, where, names_in(CHAT, "messages[].content[]"))
         return {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
     return read_media(part.model_dump(), where)

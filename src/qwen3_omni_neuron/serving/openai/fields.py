@@ -275,32 +275,33 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     given: further fields of a body; others are ignored. thinks: whether the checkpoint's template
     lets a reply begin with reasoning.
     """
-    options: dict[str, Any] = {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name in HONOURED_AS:
-            options[HONOURED_AS[name]] = _option(name, value, given)
-        elif name in REFUSED:
-            check_only(name, value, *REFUSED[name])
-        elif name in (_TEMPLATE, _THINKS):  # the latter in DashScope's requests
-            asked = value if name == _TEMPLATE else {_THINKS: value}
-            if not isinstance(asked, Mapping) or set(asked) - {_THINKS}:
-                raise wrong_value(f"{_TEMPLATE} can only have {_THINKS} here.", _TEMPLATE)
-            wanted = asked.get(_THINKS)
-            if wanted is not None and wanted is not thinks:
-                place = name if name == _THINKS else f"{_TEMPLATE}.{_THINKS}"
-                does = "always" if thinks else "never"
-                raise wrong_value(f"{place}: this checkpoint {does} thinks. Leave it out.", place)
+    check_only(given, REFUSED)
+    asked = {name: given[name] for name in HONOURED_AS if given.get(name) is not None}
+    options = {HONOURED_AS[name]: _option(name, value, given) for name, value in asked.items()}
+    template = {} if given.get(_TEMPLATE) is None else given[_TEMPLATE]
+    if not isinstance(template, Mapping) or set(template) - {_THINKS}:
+        raise wrong_value(f"{_TEMPLATE} can only have {_THINKS} here.", _TEMPLATE)
+    places = {_THINKS: given, f"{_TEMPLATE}.{_THINKS}": template}  # the former is DashScope's
+    for place, fields in places.items():
+        if fields.get(_THINKS) not in (None, thinks):
+            does = "always" if thinks else "never"
+            raise wrong_value(f"{place}: this checkpoint {does} thinks. Leave it out.", place)
     return options
 
 
-def check_only(name: str, value: Any, only: Any, instead: str) -> None:
-    """Refuse any but the value of a field that changes nothing. Raises ApiError."""
-    # A number may be written as 1 or 1.0.
-    if value != only or isinstance(value, bool) != isinstance(only, bool):
-        advice = f"Use {instead}" if instead else "Leave it out"
-        raise wrong_value(f"{name} can only be {format_value(only)} here. {advice}.", name)
+def check_only(given: Mapping[str, Any], table: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuse any but the value of a field that changes nothing. Raises ApiError.
+
+    table: by the field's name, that value, and what to use instead.
+    """
+    for name, (only, instead) in table.items():
+        value = given.get(name)
+        # A number may be written as 1 or 1.0.
+        if value is not None and (
+            value != only or isinstance(value, bool) != isinstance(only, bool)
+        ):
+            advice = f"Use {instead}" if instead else "Leave it out"
+            raise wrong_value(f"{name} can only be {format_value(only)} here. {advice}.", name)
 
 
 def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
@@ -335,15 +336,6 @@ def check_lengths(options: Mapping[str, Any]) -> None:
 def has_grammar(options: Mapping[str, Any]) -> bool:
     """Return whether a reply with these options may have a grammar to compile."""
     return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
-
-
-def joined_options(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by their own names and by other fields. Raises ApiError for two values."""
-    for name, value in others.items():
-        if own.get(name, value) != value:
-            message = f"{name} is {format_value(own[name])}, and another field of the request makes"
-            raise wrong_value(f"{message} it {format_value(value)}. Give one of them.", name)
-    return {**own, **others}
 
 
 def bounded_options(

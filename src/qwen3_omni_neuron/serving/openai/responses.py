@@ -2,20 +2,18 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
 
 from qwen3_omni_neuron.serving.openai import chat_request as chat
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ClientObject,
     OneOf,
-    OpenObject,
-    StrictObject,
-    check_further,
     refused_field,
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
@@ -46,23 +44,21 @@ FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
     **schemas_of_options(chat.CHAT_OPTIONS),
     **ENGINE_FIELDS,
     **no_effect_schemas(RESPONSES),
-    **{
-        name: {"enum": [value, None]}
-        for name, (value, _) in REFUSED_IN_RESPONSES.items()
-        if value is not None
-    },
+    **{name: {"enum": [value, None]} for name, (value, _) in REFUSED_IN_RESPONSES.items()},
 }
 """Schemas of the fields that a request may have beside those of `ResponseRequest`."""
+_ITEMS = names_in(RESPONSES, "input[]")
 
 
-class SaidPart(OpenObject):
+class SaidPart(ClientObject):
     """Text of a message, or of a function's result."""
 
+    further = names_in(RESPONSES, "input[].content[]")
     type: Literal["input_text", "output_text"]
     text: str
 
 
-class InputImagePart(OpenObject):
+class InputImagePart(chat.MediaObject):
     """An image by its URL, which may be a data URL."""
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
@@ -70,10 +66,9 @@ class InputImagePart(OpenObject):
     image_url: str | None = None
 
 
-class InputFilePart(OpenObject):
+class InputFilePart(chat.MediaObject):
     """A document, which is refused."""
 
-    model_config = ConfigDict(extra="ignore")
     type: Literal["input_file"]
 
 
@@ -90,17 +85,22 @@ InputPart = Annotated[
 InputContent = Annotated[str | list[InputPart], OneOf("a string or a list of parts")]
 
 
-class InputMessage(OpenObject):
+class InputMessage(ClientObject):
     """One message of the conversation."""
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: InputContent
 
+    def may_have(self) -> Collection[str]:
+        """Return the names of the further fields; a reply that is sent back may have any."""
+        return _ITEMS if self.role == "assistant" else _ITEMS - {"*"}
 
-class InputCall(OpenObject):
+
+class InputCall(ClientObject):
     """A call of a function by an earlier response. arguments: JSON text."""
 
+    further = _ITEMS
     type: Literal["function_call"]
     id: str | None = None
     call_id: str
@@ -108,22 +108,24 @@ class InputCall(OpenObject):
     arguments: str
 
 
-class CallOutput(OpenObject):
+class CallOutput(ClientObject):
     """Result of a function that was called."""
 
+    further = _ITEMS - {"*"}
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str
     output: InputContent
 
 
-class EarlierReasoning(OpenObject):
+class EarlierReasoning(ClientObject):
     """Reasoning of an earlier response, which the model does not get again."""
 
+    further = _ITEMS
     type: Literal["reasoning"]
 
 
-class ItemReference(StrictObject):
+class ItemReference(ClientObject):
     """Id of an item of an earlier response, which is kept here."""
 
     type: Literal["item_reference"] | None = "item_reference"
@@ -137,9 +139,10 @@ InputItem = Annotated[
 InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
 
 
-class FlatTool(OpenObject):
+class FlatTool(ClientObject):
     """A tool that the response may call. Those of OpenAI's own are refused."""
 
+    further = names_in(RESPONSES, "tools[]")
     type: str
     name: str | None = None
     description: str | None = None
@@ -147,7 +150,7 @@ class FlatTool(OpenObject):
     strict: bool | None = None
 
 
-class FlatNamedTool(StrictObject):
+class FlatNamedTool(ClientObject):
     """A tool by its name."""
 
     type: str
@@ -167,34 +170,34 @@ class FlatSchemaFormat(chat.JsonSchema):
     type: Literal["json_schema"]
 
 
-class TextSettings(StrictObject):
+class TextSettings(ClientObject):
     """Format of the text. verbosity: without effect."""
 
     format: Annotated[chat.PlainFormat | FlatSchemaFormat, OneOf()] | None = None
     verbosity: str | None = None
 
 
-class ResponseQuery(BaseModel):
+class ResponseQuery(ClientObject):
     """Query of GET /v1/responses/ID. stream: false; the others have no effect."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=False)
     stream: bool = False
-    include: list[str] = []
+    include: list[str] = Field([])
     include_obfuscation: bool = False
     starting_after: int | None = None
 
 
-class ItemsQuery(BaseModel):
+class ItemsQuery(ClientObject):
     """Query of GET /v1/responses/ID/input_items. include: without effect.
 
     after: id of the item before the first one of the page. order: the conversation's, or reversed.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=False)
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
-    include: list[str] = []
+    include: list[str] = Field([])
 
 
 def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -215,8 +218,9 @@ Metadata = Annotated[dict[_Key, _Value], Field(max_length=16)]
 
 
 class ResponseRequest(chat.TextRequest):
-    """Body of POST /v1/responses. Further fields are those of FURTHER_RESPONSE_FIELDS."""
+    """Body of POST /v1/responses."""
 
+    further = FURTHER_RESPONSE_FIELDS
     input: Annotated[str | InputItems, OneOf("a string or a list of items")] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -253,17 +257,11 @@ class ResponseRequest(chat.TextRequest):
 
 def check_response_request(asked: ResponseRequest) -> None:
     """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
-    for name, (only, instead) in REFUSED_IN_RESPONSES.items():
-        value = (asked.model_extra or {}).get(name)
-        if value is not None:
-            check_only(name, value, only, instead)
-    # Here, and not in the chat request, whose fields have other names.
-    check_further(asked, "", FURTHER_RESPONSE_FIELDS.keys() | REFUSED_IN_RESPONSES.keys())
+    check_only(asked.model_extra or {}, REFUSED_IN_RESPONSES)
     if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
     for i, tool in enumerate(asked.tools or ()):
         _function_name(tool, f"tools[{i}]", f"tools[{i}].type", f"tools[{i}].name")
-        check_further(tool, f"tools[{i}]", names_in(RESPONSES, "tools[]"))
 
 
 def _function_name(tool: FlatTool | FlatNamedTool, where: str, of_type: str, of_name: str) -> str:
@@ -291,7 +289,7 @@ def chat_request_of(
         messages.append(chat.Message(role="system", content=asked.instructions))
         names.append("instructions")
     other = names_in(RESPONSES, "") | REFUSED_IN_RESPONSES.keys()
-    more = {n: v for n, v in (asked.model_extra or {}).items() if n not in other and v is not None}
+    more = {n: v for n, v in (asked.model_extra or {}).items() if n not in other}
     if asked.max_output_tokens is None:
         # Clients take the end at a limit that they have not set for a failure.
         more.setdefault("thinker_max_new_tokens", context_length)
@@ -332,14 +330,7 @@ def chat_request_of(
 
 
 def _message(item: InputItem, where: str, before: Sequence[chat.Message]) -> chat.Message | None:
-    """Return an item as a message, None where it has none or is added to the last one before it.
-
-    Raises ApiError for a field that is not in the table, unless a response has said the item.
-    """
-    said = isinstance(item, InputCall | EarlierReasoning)
-    said = said or (isinstance(item, InputMessage) and item.role == "assistant")
-    names = names_in(RESPONSES, "input[]")
-    check_further(item, where, names if said else names - {"*"})
+    """Return an item as a message, None where it has none or is added to the last one before it."""
     if isinstance(item, InputMessage):
         return chat.Message(role=item.role, content=_content(item.content, f"{where}.content"))
     if isinstance(item, CallOutput):

@@ -2,26 +2,25 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Send
 
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.bodies import (
+    ClientObject,
     OneOf,
-    OpenObject,
-    StrictObject,
-    check_json,
     first_wrong,
+    read_json,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.service import Service
@@ -29,9 +28,10 @@ from qwen3_omni_neuron.serving.service import Service
 Json = dict[str, Any]
 EventId = Annotated[str, Field(max_length=512)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
+_FURTHER = names_in(ITEM, "") - {"*"}  # fields that items of a client may have, too
 
 
-class ContentPart(OpenObject):
+class ContentPart(ClientObject):
     """Part of a message's content: text, sound or an image with its fields, by its type."""
 
     type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
@@ -40,8 +40,12 @@ class ContentPart(OpenObject):
     transcript: str | None = None
     image_url: str | None = None
 
+    def may_have(self) -> Collection[str]:
+        """Return the names of the further fields; MediaReader checks those of an image."""
+        return ("*",) if self.type == "input_image" else names_in(ITEM, "content[]")
 
-class MessageItem(OpenObject):
+
+class MessageItem(ClientObject):
     """Message with a role."""
 
     type: Literal["message"]
@@ -49,10 +53,15 @@ class MessageItem(OpenObject):
     role: Literal["system", "user", "assistant"]
     content: list[ContentPart]
 
+    def may_have(self) -> Collection[str]:
+        """Return the names of the further fields; a reply that is sent back may have any."""
+        return names_in(ITEM, "") if self.role == "assistant" else _FURTHER
 
-class CallItem(OpenObject):
+
+class CallItem(ClientObject):
     """Call of a function."""
 
+    further = _FURTHER
     type: Literal["function_call"]
     id: Id | None = None
     call_id: Id | None = None
@@ -60,9 +69,10 @@ class CallItem(OpenObject):
     arguments: str
 
 
-class OutputItem(OpenObject):
+class OutputItem(ClientObject):
     """Output of a function."""
 
+    further = _FURTHER
     type: Literal["function_call_output"]
     id: Id | None = None
     call_id: Id
@@ -72,14 +82,14 @@ class OutputItem(OpenObject):
 Item = Annotated[MessageItem | CallItem | OutputItem, OneOf()]
 
 
-class ItemReference(StrictObject):
+class ItemReference(ClientObject):
     """Reference to an item of the conversation, as input of one response."""
 
     type: Literal["item_reference"]
     id: Id
 
 
-class _Event(StrictObject):
+class _Event(ClientObject):
     event_id: EventId | None = None
 
 
@@ -178,12 +188,7 @@ class ClientGoneError(Exception):
 
 def parse_event(text: str) -> Json:
     """Parse a client's event. Raises ApiError."""
-    try:
-        check_json(text.encode("utf-8", "surrogatepass"))
-        given = from_json(text)  # as bodies are parsed: a lone surrogate is refused
-    except (ValueError, RecursionError) as error:
-        message = f"the event is not JSON ({str(error)[:200]}). Send one object a message."
-        raise ApiError(400, message, "invalid_json") from error
+    given = read_json(text.encode("utf-8", "surrogatepass"), "event")
     if not isinstance(given, dict):
         message = f"the event is a {type(given).__name__}; send an object with a type."
         raise ApiError(400, message, "invalid_json")
@@ -200,7 +205,7 @@ def read_event(given: Json) -> ClientEvent:
     try:
         return _EVENTS[kind].model_validate(given)
     except ValidationError as error:
-        raise wrong_field(error, "", _EVENTS[kind]) from error
+        raise wrong_field(error) from error
 
 
 def read_items(given: Any) -> list[Item | ItemReference]:
@@ -211,11 +216,9 @@ def read_items(given: Any) -> list[Item | ItemReference]:
         raise wrong_field(error, before="response.input") from error
 
 
-def wrong_field(
-    error: ValidationError, before: str = "", kind: type[BaseModel] | None = None
-) -> ApiError:
-    """Return the error that names the first wrong field. before, kind: as of `first_wrong`."""
-    path, message = first_wrong(error, before, kind)
+def wrong_field(error: ValidationError, before: str = "") -> ApiError:
+    """Return the error that names the first wrong field. before: as of `first_wrong`."""
+    path, message = first_wrong(error, before)
     message = f"{path or 'the event'}: {message} See docs/realtime.md."
     return wrong_value(message, path or None)
 

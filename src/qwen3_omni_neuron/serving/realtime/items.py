@@ -12,9 +12,8 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader, sound_bytes
-from qwen3_omni_neuron.serving.openai.bodies import check_further
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
-from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
+from qwen3_omni_neuron.serving.openai.fields import ITEM
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     TURN_RATE,
@@ -258,9 +257,6 @@ def _in_progress(item_id: str) -> ApiError:
 
 def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Turn:
     """Read a client's item into a draft, whose size the account holds. Raises ApiError."""
-    names = names_in(ITEM, "")
-    of_assistant = getattr(item, "role", "") == "assistant"
-    check_further(item, "item", names if of_assistant else names - {"*"})
     draft = draft_of(item)
     account.hold(draft.size)
     try:
@@ -301,11 +297,8 @@ def draft_of(item: Item) -> Turn:
 def _read_content(
     draft: Turn, item: MessageItem, account: Account, media: MediaReader, codec: Codec
 ) -> None:
-    taken = names_in(ITEM, "content[]")
     for index, part in enumerate(item.content):
         where = f"item.content[{index}]"
-        if part.type != "input_image":
-            check_further(part, where, taken)
         own = _PART_FIELDS[part.type]
         for name in ("text", "audio", "transcript", "image_url"):
             if getattr(part, name) is not None and name not in own:

@@ -11,8 +11,8 @@ from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    ClientObject,
     OneOf,
-    StrictObject,
     is_model,
     unknown_field,
 )
@@ -44,14 +44,14 @@ MostTokens = Annotated[
 ]
 
 
-class SoundFormat(StrictObject):
+class SoundFormat(ClientObject):
     """Format of sound on the socket. rate: sample rate in Hz, for PCM only."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[16000, 24000] | None = 24000
 
 
-class ServerVad(StrictObject):
+class ServerVad(ClientObject):
     """Turn detection by the server. Times in ms."""
 
     type: Literal["server_vad"]
@@ -69,7 +69,7 @@ class ServerVad(StrictObject):
         return TurnSettings(**self.model_dump(exclude=own))
 
 
-class SemanticVad(StrictObject):
+class SemanticVad(ClientObject):
     """Turn detection by the server, by what Smart Turn's model hears in a pause."""
 
     type: Literal["semantic_vad"]
@@ -90,7 +90,7 @@ class SemanticVad(StrictObject):
         return ServerVad(type="server_vad", silence_duration_ms=silence_ms, **same)
 
 
-class TranscriptionConfig(StrictObject):
+class TranscriptionConfig(ClientObject):
     """Transcription of the user's speech by the model that answers; its fields have no effect."""
 
     model: str | None = None
@@ -101,14 +101,14 @@ class TranscriptionConfig(StrictObject):
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class NoiseReduction(StrictObject):
+class NoiseReduction(ClientObject):
     """Noise reduction, without effect."""
 
     type: Literal["near_field", "far_field"] | None = None
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class StoredPrompt(StrictObject):
+class StoredPrompt(ClientObject):
     """A prompt that is stored at OpenAI, without effect."""
 
     id: str
@@ -116,7 +116,7 @@ class StoredPrompt(StrictObject):
     variables: dict[str, Any] | None = None
 
 
-class AudioInput(StrictObject):
+class AudioInput(ClientObject):
     """Sound of the user."""
 
     format: SoundFormat = SoundFormat()
@@ -125,7 +125,7 @@ class AudioInput(StrictObject):
     turn_detection: Annotated[ServerVad | SemanticVad, OneOf()] | None = None
 
 
-class SessionAudioOutput(StrictObject):
+class SessionAudioOutput(ClientObject):
     """Sound of the reply. speed: above 1 is faster, at the same pitch."""
 
     format: SoundFormat = SoundFormat()
@@ -133,14 +133,14 @@ class SessionAudioOutput(StrictObject):
     speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
 
 
-class SessionAudio(StrictObject):
+class SessionAudio(ClientObject):
     """Sound in both directions."""
 
     input: AudioInput = AudioInput()
     output: SessionAudioOutput = SessionAudioOutput()
 
 
-class FunctionTool(StrictObject):
+class FunctionTool(ClientObject):
     """Function that a reply may call."""
 
     type: Literal["function"] = "function"
@@ -150,7 +150,7 @@ class FunctionTool(StrictObject):
     strict: bool | None = None
 
 
-class NamedFunction(StrictObject):
+class NamedFunction(ClientObject):
     """The function that a reply must call."""
 
     type: Literal["function"]
@@ -196,14 +196,14 @@ class SessionConfig(_CommonConfig):
         return self.type == "realtime"
 
 
-class ResponseAudioOutput(StrictObject):
+class ResponseAudioOutput(ClientObject):
     """Sound of one response, in the session's format."""
 
     format: SoundFormat | None = None
     voice: VoiceName | None = None
 
 
-class ResponseAudio(StrictObject):
+class ResponseAudio(ClientObject):
     """Sound of one response."""
 
     output: ResponseAudioOutput = ResponseAudioOutput()
@@ -282,7 +282,7 @@ def updated(
     try:
         new = SessionConfig.model_validate(merged(config.model_dump(), given))
     except ValidationError as error:
-        raise wrong_field(error, "session", SessionConfig) from error
+        raise wrong_field(error, "session") from error
     if not is_model(new.model, config.model):
         message = f"the session's model is {config.model!r} and can't be changed."
         raise wrong_value(message, "session.model")
@@ -330,7 +330,7 @@ def response_config(
     try:
         config = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
-        raise wrong_field(error, "response", ResponseConfig) from error
+        raise wrong_field(error, "response") from error
     check_speech(config, voices, "response")
     output = config.audio.output
     if output.voice is not None:
@@ -393,7 +393,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
         given["truncation"] = config.truncation
     for name, value in given.items():
         if name not in _OPTIONS:
-            message = f"{name[:80]}: {unknown_field(config, name, _OPTIONS)}"
+            message = f"{name[:80]}: {unknown_field(config, name, _OPTIONS)} See docs/realtime.md."
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)

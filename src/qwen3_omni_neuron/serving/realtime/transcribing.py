@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving.openai.reply import duration_usage, logprob_entri
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Connection, Json
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
-from qwen3_omni_neuron.serving.transcription import JoinedText, instruction_of, stream_window
+from qwen3_omni_neuron.serving.transcription import JoinedText, stream_window
 
 MOST_WAITING = 16
 _KIND = "conversation.item.input_audio_transcription"
@@ -182,6 +182,5 @@ class Transcriber:
         service = self._connection.service
         omni = service.model.take()
         options = bounded_options({}, service.settings, self._connection.context.owner)
-        wanted, instruction = turn.logprobs is not None, instruction_of(omni, None)
-        stream = stream_window(omni, window, instruction, logprobs=wanted, **options)
+        stream = stream_window(omni, window, logprobs=turn.logprobs is not None, **options)
         return ServedStream(stream, service)
