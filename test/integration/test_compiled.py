@@ -214,7 +214,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
     "no models": (edit_manifest(lambda m: m.pop("graphs")), "is not a manifest"),
     "a model": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
-    "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
+    "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp must be 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
         "was compiled for target 'gpu', and this version has cpu, neuron",

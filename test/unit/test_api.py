@@ -60,12 +60,12 @@ def test_a_wrong_option_is_refused_at_once(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
-        ({"dtype": "int3"}, "dtype is auto or one of"),
+        ({"target": "gpu"}, "target must be cpu, neuron or torchneuron, got 'gpu'"),
+        ({"dtype": "int3"}, "dtype must be auto, mixed"),
         ({"max_concurrency": 0}, "max_concurrency must be an integer of 1 or more"),
         ({"max_queued": -1}, "max_queued must be an integer of 0 or more"),
-        ({"context_length": 10**6}, "context_length is 2 to 4096"),
-        ({"context_length": 1}, "context_length is 2 to 4096"),
+        ({"context_length": 10**6}, "context_length must be an integer from 2 to 4096 for"),
+        ({"context_length": 1}, "context_length must be an integer from 2 to 4096 for"),
     ],
 )
 def test_a_wrong_argument_of_load_is_refused(

@@ -84,7 +84,8 @@ def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others(
         made = plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype=value)
         assert made.predictor_dtype == value
         assert f"--predictor-dtype {value}" in made.command(Path("tree"))
-    said = f"auto or one of {', '.join(allowed)} for target {target} in dtype {dtype}, got 'int3'"
+    listed = " or ".join(", ".join(["auto", *allowed]).rsplit(", ", 1))
+    said = f"{listed} for target {target} in dtype {dtype}, got 'int3'"
     with pytest.raises(OptionError, match=said):
         plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
 

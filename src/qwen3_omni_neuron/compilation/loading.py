@@ -28,6 +28,7 @@ from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.process.fork import note_load
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import one_of
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
@@ -62,8 +63,7 @@ host_sampler = LazyFunction("qwen3_omni_neuron.cpu.native.installed", "host_samp
 
 def find_target(name: str) -> Target:
     """Return the target of this name. Raises OptionError where there is none."""
-    if name not in TARGETS:
-        raise OptionError(f"target is one of {', '.join(TARGETS)}, got {name!r}.")
+    replace(SETTINGS["target"], values=one_of(*TARGETS)).check(name)
     return TARGETS[name]
 
 

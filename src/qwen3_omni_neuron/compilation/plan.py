@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
-from qwen3_omni_neuron.options import option, options_of
+from qwen3_omni_neuron.options import (
+    FROM_1,
+    ValueRange,
+    check_names,
+    integers,
+    one_of,
+    option,
+    options_of,
+)
 
 HEARING_MODELS = ("thinker", "vision", "audio")
 SPEAKING_MODELS = ("talker", "code_predictor", "code2wav")
@@ -220,161 +228,126 @@ def make_plan(
     Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """
-    if unknown := sorted(given.keys() - SETTINGS.keys() | given.keys() & {"target"}):
-        raise OptionError(f"{unknown[0]} is no setting of a compile. It has {', '.join(SETTINGS)}.")
+    check_names(given, [name for name in SETTINGS if name != "target"])
+    given = {name: value for name, value in given.items() if value is not None}
     usual: dict[str, Any] = {
         "lnc": limits.core_sizes[0],
         "dtype": "auto",
         "max_concurrency": DEFAULT_CONCURRENCY,
+        "context_length": min(DEFAULT_CONTEXT_LENGTH, config.thinker.text.max_positions),
         "predictor_top_k": limits.predictor_top_k,
-        "predictor_dtype": "auto",
+        **dict.fromkeys(SIZES, ()),
+        **limits.sizes,
     }
-    given = usual | {name: value for name, value in given.items() if value is not None}
-    tp = _degrees(limits, instance, given)
-    lnc, max_concurrency = given["lnc"], given["max_concurrency"]
-    _check_choice("lnc", lnc, limits.core_sizes, limits)
-    if max_concurrency < 1:
-        raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
-    limit = config.thinker.text.max_positions
-    context_length = _length(given, "context_length", DEFAULT_CONTEXT_LENGTH, 2, limit)
-    talker_length = 0  # of a checkpoint that can't speak
-    if config.talker is not None:
-        longest = context_length + ASSISTANT_ROWS + DEFAULT_FRAMES
-        bounds = ASSISTANT_ROWS + 1, config.talker.text.max_positions
-        talker_length = _length(given, "talker_context_length", longest, *bounds)
-    chosen = _sizes(limits, given, config, context_length)
-    chosen["decode_buckets"] = buckets_within(context_length, chosen["decode_buckets"])
-    chosen["batches"] = buckets_within(max_concurrency, chosen["batches"])
-    prompts = chosen["prompt_buckets"]
-    if limits.chunked_prefill:  # a longer prompt is several chunks
-        chosen["prompt_buckets"] = tuple(sorted({min(rows, context_length) for rows in prompts}))
+    chosen = usual | given
+    chosen |= {name: tuple(chosen[name]) for name in SIZES}
+    for name, values in _ranges(limits, config).items():
+        _check(name, chosen[name], values)
+    context_length = chosen["context_length"]
+    if config.talker is None:
+        chosen["talker_context_length"] = 0
     else:
-        chosen["prompt_buckets"] = buckets_within(context_length, prompts)
-    top_k, any_top_k = given["predictor_top_k"], limits.predictor_top_k == 0
-    if any_top_k != (top_k == 0) or top_k < 0:
-        allowed = "0" if any_top_k else "1 or more"
-        raise OptionError(f"predictor_top_k is {allowed} for target {limits.target}, got {top_k}.")
-    dtype = _dtype(limits, model, config, adapters, given["dtype"])
-    return CompilePlan(
-        model=model,
-        target=limits.target,
-        tp=tp,
-        lnc=lnc,
-        dtype=dtype,
-        max_concurrency=max_concurrency,
-        context_length=context_length,
-        talker_context_length=talker_length,
-        predictor_top_k=top_k,
-        predictor_dtype=_predictor_dtype(limits, dtype, given["predictor_dtype"]),
-        compact=dtype in limits.compact_dtypes,
-        chunked_prefill=limits.chunked_prefill,
-        mixed_arithmetic=limits.mixed_arithmetic,
-        adapters=tuple(adapters),
-        **chosen,
-    )
-
-
-def _check_choice(name: str, value: int, choices: Iterable[int], limits: TargetLimits) -> None:
-    if value not in choices:
-        listed = " or ".join(map(str, choices))
-        raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
-
-
-def _degrees(limits: TargetLimits, instance: str | None, given: Mapping[str, Any]) -> Degrees:
-    """Check or choose the degrees."""
-    named = [name for name in limits.tp if name]
-    if instance is not None and instance not in named:
-        raise OptionError(
-            f"instance is one of {', '.join(named)} for target {limits.target}, got {instance!r}."
-            if named
-            else f"instance is for the targets on Neuron, and this is for target {limits.target}. "
-            "Leave it out."
-        )
-    usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
-    tp = Degrees.parse(given["tp"], usual) if "tp" in given else usual
-    if len(tp.each) > 1 and not limits.mixed_degrees:
-        raise OptionError(
-            f"tp is one number for target {limits.target}, whose parts all have the same degree, "
-            f"got {tp}."
-        )
-    for degree in tp.each:
-        _check_choice("tp", degree, limits.degrees, limits)
-    return tp
-
-
-def _dtype(
-    limits: TargetLimits,
-    model: Path,
-    config: OmniConfig,
-    adapters: Sequence[AdapterPath],
-    dtype: str,
-) -> str:
-    if dtype not in ("auto", *limits.dtypes):
-        raise OptionError(
-            f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
-            f"{dtype!r}."
-        )
-    if dtype != "auto":
-        return dtype
-    quantised = limits.auto_quantised(model, config, adapters)
-    chosen = quantised or limits.auto.get(config.dtype, config.dtype)
-    if chosen not in limits.dtypes:
-        raise OptionError(
-            f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
-            f"{', '.join(limits.dtypes)}."
-        )
-    return chosen
-
-
-def _predictor_dtype(limits: TargetLimits, dtype: str, given: str) -> str:
-    allowed = limits.predictor_dtypes.get(dtype, (SAME,))
-    if given not in ("auto", *allowed):
-        raise OptionError(
-            f"predictor_dtype is auto or one of {', '.join(allowed)} for target {limits.target} in "
-            f"dtype {dtype}, got {given!r}."
-        )
-    return allowed[0] if given == "auto" else given
-
-
-def _length(given: Mapping[str, Any], name: str, usual: int, least: int, limit: int) -> int:
-    """Check or choose a context length."""
-    length: int = given.get(name, min(limit, usual))
-    if not least <= length <= limit:
-        raise OptionError(f"{name} is {least} to {limit} for this checkpoint, got {length}.")
-    return length
-
-
-def _sizes(
-    limits: TargetLimits,
-    given: Mapping[str, Any],
-    config: OmniConfig,
-    context_length: int,
-) -> dict[str, Any]:
-    """Check or choose every list of sizes."""
-    chosen: dict[str, tuple[int, ...]] = {}
-    for name in SIZES:
-        chosen[name] = tuple(given.get(name, limits.sizes.get(name, ())))
-        if chosen[name] and name not in limits.sizes:
-            raise OptionError(
-                f"{name} is not for target {limits.target}, which takes any size. Leave it out."
-            )
-        # A list that is empty by default may stay empty.
-        if not chosen[name] and limits.sizes.get(name):
-            raise OptionError(f"{name} names no size. Target {limits.target} needs one or more.")
-        for before, size in zip((0, *chosen[name]), chosen[name], strict=False):
-            if size <= before:
-                got = ", ".join(map(str, chosen[name]))
-                raise OptionError(f"{name} is a list of ascending sizes of 1 or more, got {got}.")
+        most = config.talker.text.max_positions
+        longest = min(context_length + ASSISTANT_ROWS + DEFAULT_FRAMES, most)
+        length = chosen.setdefault("talker_context_length", longest)
+        values = integers(ASSISTANT_ROWS + 1, most, " for this checkpoint")
+        _check("talker_context_length", length, values)
     prompts = given.get("prompt_buckets")
     if prompts and prompts[-1] > context_length:
         raise OptionError(
             f"prompt_buckets has {prompts[-1]}, and the KV cache {context_length} positions. "
             "Leave it out, or raise context_length."
         )
-    block = config.thinker.vision.merge_size**2
-    if odd := [size for size in chosen["patch_buckets"] if size % block]:
+    chosen["decode_buckets"] = buckets_within(context_length, chosen["decode_buckets"])
+    chosen["batches"] = buckets_within(chosen["max_concurrency"], chosen["batches"])
+    prompts = chosen["prompt_buckets"]
+    if limits.chunked_prefill:  # a longer prompt is several chunks
+        chosen["prompt_buckets"] = tuple(sorted({min(rows, context_length) for rows in prompts}))
+    else:
+        chosen["prompt_buckets"] = buckets_within(context_length, prompts)
+    if chosen["dtype"] == "auto":
+        chosen["dtype"] = _auto_dtype(limits, model, config, adapters)
+    dtype, predictor_dtype = chosen["dtype"], chosen.get("predictor_dtype", "auto")
+    dtypes = limits.predictor_dtypes.get(dtype, (SAME,))
+    where = f" for target {limits.target} in dtype {dtype}"
+    _check("predictor_dtype", predictor_dtype, one_of("auto", *dtypes, where=where))
+    settings = {
+        "tp": _degrees(limits, instance, given.get("tp")),
+        "predictor_dtype": dtypes[0] if predictor_dtype == "auto" else predictor_dtype,
+        "compact": dtype in limits.compact_dtypes,
+        "chunked_prefill": limits.chunked_prefill,
+        "mixed_arithmetic": limits.mixed_arithmetic,
+        "adapters": tuple(adapters),
+    }
+    return CompilePlan(**chosen | settings | {"model": model, "target": limits.target})
+
+
+def _check(name: str, value: Any, values: ValueRange) -> None:
+    replace(SETTINGS[name], values=values).check(value)
+
+
+def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
+    """Return the values that settings have for a target and a checkpoint, whatever the others."""
+    where = f" for target {limits.target}"
+    top_ks = integers(1, where=where) if limits.predictor_top_k else one_of(0, where=where)
+    most = config.thinker.text.max_positions
+    ranges = {
+        "lnc": one_of(*limits.core_sizes, where=where),
+        "dtype": one_of("auto", *limits.dtypes, where=where),
+        "max_concurrency": FROM_1,
+        "context_length": integers(2, most, " for this checkpoint"),
+        "predictor_top_k": top_ks,
+    }
+    block = config.thinker.vision.merge_size**2  # patches that become one row
+    for name in SIZES:
+        step = block if name == "patch_buckets" else 1
+        if name in limits.sizes:
+            ranges[name] = _sizes(step, limits.sizes[name] != (), where)
+        else:
+            words = f"left out{where}, which takes any size"
+            ranges[name] = ValueRange(words, lambda sizes: sizes == ())
+    return ranges
+
+
+def _sizes(step: int, needed: bool, where: str) -> ValueRange:
+    """Return the range of lists of sizes. needed: whether a list must not be empty."""
+    words = "a list of " + "one or more " * needed + "ascending sizes"
+    words += f", multiples of {step}" * (step > 1) + where
+
+    def accepts(sizes: tuple[int, ...]) -> bool:
+        ascends = all(a < b for a, b in zip((0, *sizes), sizes, strict=False))
+        return ascends and not any(size % step for size in sizes) and (bool(sizes) or not needed)
+
+    return ValueRange(words, accepts)
+
+
+def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
+    """Check or choose the degrees. Raises OptionError."""
+    where = f" for target {limits.target}"
+    named = [name for name in limits.tp if name]
+    if instance is not None and instance not in named:
         raise OptionError(
-            f"patch_buckets has {odd[0]}; a size is a multiple of {block}, the patches that become "
-            "one row."
+            f"instance must be {one_of(*named, where=where).phrase}, got {instance!r}."
+            if named
+            else f"instance is for the targets on Neuron, and this is{where}. Leave it out."
+        )
+    usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
+    tp = usual if given is None else Degrees.parse(given, usual)
+    if len(tp.each) > 1 and not limits.mixed_degrees:
+        raise OptionError(f"tp must be one number of all parts{where}, got {tp}.")
+    for degree in tp.each:
+        _check("tp", degree, one_of(*limits.degrees, where=where))
+    return tp
+
+
+def _auto_dtype(
+    limits: TargetLimits, model: Path, config: OmniConfig, adapters: Sequence[AdapterPath]
+) -> str:
+    quantised = limits.auto_quantised(model, config, adapters)
+    chosen = quantised or limits.auto.get(config.dtype, config.dtype)
+    if chosen not in limits.dtypes:
+        raise OptionError(
+            f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
+            f"{', '.join(limits.dtypes)}."
         )
     return chosen
