@@ -3,19 +3,27 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.checkpoint.config_json import (
+    parse_config,
+    read_config,
+    read_generation_defaults,
+)
+from qwen3_omni_neuron.checkpoint.released import released_config_dict
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import (
     GenerationDefaults,
     OmniConfig,
     RopeConfig,
 )
+from qwen3_omni_neuron.model.rotary import Rotary
 from testing.released import RELEASED
 
 
@@ -59,12 +67,63 @@ def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, confi
     assert read_config(tmp_path) == config
 
 
+# Names for the same setting. transformers 4.57 and 5 disagree on the default of the last two.
+ALIASES = (("num_experts", "num_local_experts"), ("rope_theta", "rope_scaling", "rope_parameters"))
+DIFFERENT = ("n_window", "n_window_infer")
+
+
+def test_what_is_left_out_has_transformers_default() -> None:
+    """Every field of every config class: leaving it out is as writing its default."""
+    from transformers import Qwen3OmniMoeConfig
+
+    walked = set()
+
+    def walk(defaults: dict[str, Any], path: tuple[str, ...] = ()) -> None:
+        for name, default in defaults.items():
+            released = released_config_dict()
+            section = reduce(dict.__getitem__, path, released)
+            if name.endswith("_config"):
+                walk(default, (*path, name))
+                continue
+            for alias in next((a for a in ALIASES if name in a), (name,)):
+                section.pop(alias, None)
+            if name in DIFFERENT:
+                with pytest.raises(CheckpointError, match=f"has no {name}. Take the config"):
+                    parse_config(released)
+            elif default is not None and name != "model_type":
+                left_out = parse_config(released)
+                section[name] = default
+                assert left_out == parse_config(released), (*path, name)
+                walked.add((*path, name))
+
+    walk(Qwen3OmniMoeConfig().to_dict())
+    assert ("talker_config", "code_predictor_config", "head_dim") in walked and len(walked) > 100
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+@pytest.mark.parametrize("head_dim", [128, 96, 32])
+def test_rotary_embedding_without_sections_is_transformers(part: str, head_dim: int) -> None:
+    from transformers import Qwen3OmniMoeConfig
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
+
+    theirs = getattr(Qwen3OmniMoeConfig(), f"{part}_config").text_config
+    theirs.head_dim = head_dim
+    if getattr(theirs, "rope_scaling", 0) is None:  # 4.57 fails without any
+        theirs.rope_scaling = {"rope_type": "default"}
+    raw = released_config_dict()
+    section = raw[f"{part}_config"]["text_config"]
+    del section["rope_scaling"], section["rope_theta"]
+    rotary = Rotary(getattr(parse_config(raw), part).text.rope, head_dim)
+    positions = torch.tensor([[1.0, 5, 40], [2, 7, 50], [3, 9, 60]])
+    cos, _ = modeling.Qwen3OmniMoeThinkerTextRotaryEmbedding(theirs)(positions, positions[:, None])
+    torch.testing.assert_close(rotary.at_axes(positions)[0][:, 0], cos[0])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda raw: raw.update(model_type="llama"), "model_type 'llama'"),
-        (lambda raw: raw["talker_config"].pop("codec_bos_id"), "config.json.talker_config has no"),
-        (lambda raw: raw["thinker_config"]["text_config"].pop("rope_theta"), "no rope_theta"),
+        (lambda raw: raw["talker_config"].pop("speaker_id"), "config.json.talker_config has no"),
         (
             lambda raw: raw["thinker_config"]["text_config"].update(
                 rope_scaling={"rope_type": "yarn", "factor": 4.0}

@@ -26,8 +26,10 @@ from qwen3_omni_neuron.model.config import (
 )
 
 MODEL_TYPE = "qwen3_omni_moe"
-VISION_ROPE_THETA = 10000.0  # transformers' default; released configs don't name it
 _AGAIN = "Take the config.json that belongs to the checkpoint."
+_DEFAULTS = json.loads((Path(__file__).parent / "defaults.json").read_bytes())
+"""Defaults of transformers' config classes, except those that differ between its 4.57 and 5:
+n_window and n_window_infer of the audio encoder, which a config.json must have."""
 
 
 def read_config(folder: Path) -> OmniConfig:
@@ -45,7 +47,7 @@ def read_config(folder: Path) -> OmniConfig:
 def parse_config(raw: Mapping[str, Any]) -> OmniConfig:
     """Read the content of a config.json. Raises CheckpointError."""
     try:
-        return _omni(_Section(raw, "config.json"))
+        return _omni(_Section(raw, "config.json", _DEFAULTS))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json can't be used: {error}. {_AGAIN}") from error
 
@@ -79,32 +81,33 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Section:
-    """One object of config.json, and its name for error messages."""
+    """One object of config.json over transformers' defaults, and its name for error messages."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str):
-        self._raw, self.where = raw, where
+    def __init__(self, raw: Mapping[str, Any], where: str, defaults: Mapping[str, Any]):
+        self._raw, self.where, self._defaults = raw, where, defaults
 
     def __getitem__(self, name: str) -> Any:
         return self.first(name)
 
     def first(self, *names: str) -> Any:
         """Return the first value that is set. Raises CheckpointError."""
-        for name in names:
-            if self._raw.get(name) is not None:
-                return self._raw[name]
+        for values in (self._raw, self._defaults):
+            for name in names:
+                if values.get(name) is not None:
+                    return values[name]
         raise CheckpointError(f"{self.where} has no {' or '.join(names)}. {_AGAIN}")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value, or the default if it is absent or null."""
-        value = self._raw.get(name)
-        return default if value is None else value
+        given = (self._raw.get(name), self._defaults.get(name))
+        return next((value for value in given if value is not None), default)
 
     def section(self, name: str) -> "_Section":
         """Return an object in this one. Raises CheckpointError."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self.where}.{name} is not an object. {_AGAIN}")
-        return _Section(value, f"{self.where}.{name}")
+        return _Section(value, f"{self.where}.{name}", self._defaults.get(name, {}))
 
     def require(self, name: str, allowed: Any) -> None:
         """Raise CheckpointError if a value is set and is not the implemented one."""
@@ -135,12 +138,12 @@ def _omni(c: _Section) -> OmniConfig:
 
 def _rope(c: _Section) -> RopeConfig:
     named = [name for name in ("rope_parameters", "rope_scaling") if c.get(name)]
-    parameters = c.section(named[0]) if named else _Section({}, c.where)
+    parameters = c.section(named[0]) if named else _Section({}, c.where, {})
     if parameters.get("rope_type") is None:
         parameters.require("type", "default")
     parameters.require("rope_type", "default")
     theta = parameters.get("rope_theta")
-    section = parameters.get("mrope_section") or None
+    section = parameters.get("mrope_section") or c.get("mrope_section")
     return RopeConfig(
         float(c["rope_theta"] if theta is None else theta),
         None if section is None else (section[0], section[1], section[2]),
@@ -221,7 +224,7 @@ def _vision(c: _Section) -> VisionEncoderConfig:
         merge_size=c["spatial_merge_size"],
         output_size=c["out_hidden_size"],
         positions_per_side=isqrt(c["num_position_embeddings"]),
-        rope_theta=float(parameters.get("rope_theta", VISION_ROPE_THETA)),
+        rope_theta=float(parameters.get("rope_theta", c["rope_theta"])),
         deepstack_layers=tuple(c["deepstack_visual_indexes"]),
     )
 
