@@ -148,7 +148,12 @@ _MODELOPT = {"quant_method": "modelopt"}
 
 
 def _awq_checkpoint(bits: int, base: str, reported_gb: float) -> HubCheckpoint:
-    settings = {**_COMPRESSED, "format": "pack-quantized"}
+    weights = {"num_bits": bits, "group_size": 32}
+    settings = {
+        **_COMPRESSED,
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
     return HubCheckpoint(
         _THINKER, partial(_awq, bits=bits), settings, base=base, reported_gb=reported_gb
     )

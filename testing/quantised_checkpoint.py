@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -66,12 +67,13 @@ class Grouped:
 
     def __init__(self, weight: Tensor, bits: int, size: int, scale: torch.dtype):
         middle = 1 << (bits - 1)
-        parts = weight.unflatten(1, (-1, size))
+        into = weight.shape[1]  # the last group may be smaller
+        parts = F.pad(weight, (0, -into % size)).unflatten(1, (-1, size))
         largest = parts.gather(2, parts.abs().argmax(2, keepdim=True))[..., 0]
         # No power of two of a weight: groups with such scales survive another rounding.
         self.scales = (largest / -middle * 1.04).to(scale)
         self.zeros = torch.full(self.scales.shape, middle)
-        each = self.scales.float().repeat_interleave(size, 1)
+        each = self.scales.float().repeat_interleave(size, 1)[:, :into]
         self.numbers = (weight / each).round().add(middle).clamp(0, 2 * middle - 1).long()
         self.weights = each * (self.numbers - middle).float()
 
@@ -132,7 +134,7 @@ def fp8(static: bool = False, rows: bool = False) -> Writer:
     return write
 
 
-def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
+def block_fp8(size: int = 128) -> Writer:
     """Return a writer of FP8 with scales of blocks."""
 
     def write(weight: Tensor) -> Written:
@@ -144,10 +146,9 @@ def block_fp8(size: int = 128, reciprocal: bool = False) -> Writer:
             for column, left in enumerate(lefts):
                 at = slice(top, top + size), slice(left, left + size)
                 factor = weight[at].abs().max() / 448
-                scale[row, column] = 1 / factor if reciprocal else factor
+                scale[row, column] = factor
                 numbers[at] = (weight[at] / factor).to(torch.float8_e4m3fn)
-                number, kept = numbers[at].float(), scale[row, column]
-                wide[at] = number / kept if reciprocal else number * kept
+                wide[at] = numbers[at].float() * factor
         return {"weight": numbers, "weight_scale_inv": scale}, wide
 
     return write

@@ -180,7 +180,7 @@ def test_stacks_that_do_not_fit_are_refused(
             (stack(width, hidden), rf"lora_B.* {need} \[{2 * width}, {EXPERT_COUNT * RANK}\]"),
             (stack(hidden, 3), rf"lora_A.* {need} \[{EXPERT_COUNT * RANK}, {hidden}\]"),
             (stack(hidden, width, 3), r"lora_A.*experts.down_proj and .* need \[32, "),
-            (dict([next(iter(down.items()))]), f"has one of A and B alone for {STACK}"),
+            (dict([next(iter(down.items()))]), f"has not both A and B for {STACK}"),
         )
     ):
         folder = write(tmp_path / str(number), tensors)
@@ -235,7 +235,7 @@ def test_a_lone_factor_other_types_and_missing_files_are_refused(
     none = write(tmp_path / "none", pair)
     (none / "adapter_model.safetensors").rename(none / "adapter_model.bin")
     for folder, message in (
-        (write(tmp_path / "lone", lone), "has one of A and B alone for"),
+        (write(tmp_path / "lone", lone), "has not both A and B for"),
         (write(tmp_path / "whole", whole), "lora_A.weight of I32 .* in F32, F16, BF16"),
         (none, "has no adapter_model.safetensors. Save it by PEFT's save_pretrained"),
     ):
@@ -355,7 +355,7 @@ def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
 FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 FORMS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "GPTQ": (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
-    "pack-quantized": (pack_quantized(), FLOATS | {"format": "pack-quantized"}),
+    "pack-quantized": (pack_quantized(), FLOATS | {"format": "pack-quantized", "group_size": 32}),
     "NVFP4": (nvfp4(), FLOATS | {"format": "nvfp4-pack-quantized"}),
     "modelopt": (nvfp4(modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "FP8": (fp8(), FLOATS),

@@ -39,7 +39,7 @@ THINKER = re.compile(
 QUERY = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.down_proj.weight"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
-PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "group_size": 32}
 
 
 def every(writer: Writer) -> Callable[[str], Writer | None]:

@@ -75,7 +75,11 @@ AUTO_ROUND = {
     "sym": True,
     "extra_config": {"thinker.model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}},
 }
-PACKED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+PACKED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"group_size": 32}, "input_activations": None}},
+}
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 BLOCKS_OF_24 = {**BLOCKS, "weight_block_size": [24, 24]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
@@ -88,7 +92,7 @@ CASES = {
     "modelopt": Case(fp8(static=True), MODELOPT),
     "block fp8": Case(block_fp8(), BLOCKS),
     "block fp8 of 24": Case(block_fp8(24), BLOCKS_OF_24),
-    "reciprocals": Case(block_fp8(24, reciprocal=True), BLOCKS_OF_24),
+    "gptq of 24": Case(gptq(24), {**GPTQ, "group_size": 24}),  # the last group is smaller
     "nvfp4 W4A4": Case(nvfp4(), FP4),
     "nvfp4 W4A16": Case(nvfp4(rounded_inputs=False), FP4),
     "modelopt nvfp4": Case(nvfp4(modelopt=True), MODELOPT),
@@ -269,7 +273,9 @@ def test_a_matrix_of_several_forms_is_widened(
             return fp8()
         return gptq(size=64) if ".2.mlp.experts.5.up_proj" in stored else gptq()
 
-    quantised, widened = write_quantised_checkpoint(checkpoint, tmp_path, writer_of, AUTO_ROUND)
+    layer = "thinker.model.layers.2.mlp.experts.5.up_proj"
+    settings = {**AUTO_ROUND, "extra_config": {layer: {"group_size": 64}}}
+    quantised, widened = write_quantised_checkpoint(checkpoint, tmp_path, writer_of, settings)
     exact = parameters(load_models(Checkpoint(widened), config, torch.float32))
     ours, rounded = (
         parameters(load_checkpoint_models(Checkpoint(folder), config, "int4", STAGES, False))
@@ -324,6 +330,10 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gptq", {}, {"qweight": torch.zeros(8, 56, dtype=torch.int32)}, r"shape \[8, 56\]"),
     ("pack int4", {}, {"weight_zero_point": torch.zeros(8, 2)}, "weight_zero_point is not read"),
     ("pack int4", {}, {"weight_shape": torch.ones(3).long()}, r"weight_shape .* shape \[3\]"),
+    ("gptq", {"group_size": 16}, {}, r"inputs are in \d groups, .* 16, which does not fit"),
+    ("gptq", {"group_size": None}, {}, "group_size all inputs, which does not fit"),
+    ("gptq", {"more": {"group_size": 40}}, {}, "group_size 32, 40, more than one of which fits"),
+    ("pack int4", {"config_groups": {}}, {}, "group_size nothing, which does not fit"),
     ("modelopt", {}, {"weight_scale": None}, f"{QUERY}.weight is of type F8_E4M3, and no scale"),
     ("modelopt", {}, {"weight_scale": torch.ones(64, 1)}, r"shape \[64, 1\], and one number"),
     ("modelopt", {}, {"weight": torch.ones(64, 64, dtype=torch.int8)}, "weight is of type I8"),

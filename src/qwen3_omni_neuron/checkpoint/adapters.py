@@ -8,7 +8,10 @@ merged matrix follows in float32:
               a layer's experts as one, A [E r, into] with A_e in rows, B [out, r E] with B_e in
               every E-th column. gate_up_proj has up_proj's rows after gate_proj's
 
-All else that PEFT makes (DoRA, embedding tables, modules_to_save, other kinds) is refused by name.
+    table     W + (B A)^T scale for an embedding W [tokens, width]: A [r, tokens], B [width, r]
+
+Beside the factors of lm_head and embed_tokens PEFT writes W itself, which then replaces the
+checkpoint's. All else that PEFT makes (DoRA, modules_to_save, other kinds) is refused by name.
 Source: PEFT 0.21, scaling and merge of its LoRA layers.
 """
 
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FLOATS = ("F32", "F16", "BF16")
 _INNER = ".base_layer."
-_FACTOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?(?:\.weight)?")
+_FACTOR = re.compile(r"(.+)\.lora_((?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
+_BASE = re.compile(r"(.+)\.base_layer\.weight")
+_TABLES = (".embed_tokens", ".codec_embedding")
 # Parts of names beside the checkpoint's own: PEFT's wrapper, also after "thinker.", and
 # transformers 5's holder of the thinker's decoder and encoders.
 _PEFT = re.compile(r"^(thinker\.)?base_model\.model\.")
@@ -78,18 +83,24 @@ class AdapterPath:
 
 @dataclass(frozen=True)
 class _Change:
-    """Change of one weight: names of A and B, factor of B A, and the parts of a stack."""
+    """Change of one weight: names of A and B, factor of B A, and the parts of a stack.
+
+    base: name of the weight that is changed, None for the checkpoint's. table: of an embedding.
+    """
 
     a: str
     b: str
     scale: float
     part_of_a: slice | EllipsisType = ...
     part_of_b: tuple[slice, slice] | EllipsisType = ...
+    base: str | None = None
+    table: bool = False
 
     def merged(self, weight: "Tensor", read: "Callable[[str], Tensor]") -> "Tensor":
         """Return a weight of float32 with this change."""
         a, b = read(self.a)[self.part_of_a].float(), read(self.b)[self.part_of_b].float()
-        return (b @ a).mul_(self.scale).add_(weight)
+        added = (b @ a).t() if self.table else b @ a
+        return added.mul_(self.scale).add_(weight if self.base is None else read(self.base))
 
 
 class Adapter:
@@ -105,6 +116,8 @@ class Adapter:
         if not self.path.exists():
             raise self._error(f"has no {ADAPTER_WEIGHTS}. Save it by PEFT's save_pretrained")
         self._tensors = read_headers(given.folder, [ADAPTER_WEIGHTS])
+        if not self._tensors:
+            raise self._error("has no tensors. Save it again")
         grouped: dict[tuple[str, bool], dict[str, str]] = {}
         for name in self._tensors:
             weight, factor = self._weight_of(name)
@@ -113,46 +126,63 @@ class Adapter:
             grouped.setdefault((weight, inner), {})[factor] = name
         self.changes: dict[str, _Change] = {}
         for (weight, _), names in grouped.items():
-            if len(names) < len("AB"):
-                raise self._error(f"has one of A and B alone for {weight}. Save it again")
+            if not {"A", "B"} <= names.keys():
+                raise self._error(f"has not both A and B for {weight}. Save it again")
             self.changes |= (self._change if weight in shapes else self._stack)(weight, **names)
+        self._check_targets()
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"The adapter {self.given.folder} {what}.")
 
     def _weight_of(self, name: str) -> tuple[str, str]:
-        """Return the released name of a tensor's weight, and "A" or "B".
+        """Return the released name of a tensor's weight, and "A", "B" or "base".
 
         The name of a stack ends in .mlp.experts, and does not say which of the two it is.
         """
-        found = _FACTOR.fullmatch(name)
-        if found is None:
-            raise self._error(
-                f"has {name}, which is no factor A or B of LoRA over linear layers. {_MERGE}"
-            )
-        layer = found[1]
+        unread = self._error(
+            f"has {name}, which is no factor A or B of LoRA over such a layer. {_MERGE}"
+        )
+        if found := _BASE.fullmatch(name):
+            layer, kind = found[1], "base"
+        elif found := _FACTOR.fullmatch(name):
+            layer, kind = found[1], found[2]
+        else:
+            raise unread
         for pattern, kept in _PREFIXES:
             layer = pattern.sub(kept, layer)
         layer = f"{layer}.".replace(_INNER, ".").removesuffix(".")
         for released in (layer, f"thinker.{layer}"):
             if f"{released}.weight" in self._shapes:
-                return f"{released}.weight", found[2]
+                is_table = released.endswith(_TABLES)
+                if kind != "base" and is_table != kind.startswith("embedding_"):
+                    raise unread
+                return f"{released}.weight", kind.removeprefix("embedding_")
             if f"{released}{_FIRST}" in self._shapes:
-                return released, found[2]
+                return released, kind
         raise self._error(
             f"has {name}, and the checkpoint has no {layer}.weight. It was trained on "
             f"{self._config.get('base_model_name_or_path')!r}: name that checkpoint, or another "
             "adapter"
         )
 
-    def _change(self, weight: str, A: str, B: str) -> dict[str, _Change]:  # noqa: N803
+    def _change(
+        self,
+        weight: str,
+        A: str,  # noqa: N803
+        B: str,  # noqa: N803
+        base: str | None = None,
+    ) -> dict[str, _Change]:
         """Return the change of one weight."""
         if len(shape := self._shapes[weight]) != 2:
             raise self._error(f"adapts {weight} of shape {list(shape)}, which is no matrix")
         rank, scale = self._rank_and_scale(A)
-        self._check(weight, A, (rank, shape[1]))
-        self._check(weight, B, (shape[0], rank))
-        return {weight: _Change(A, B, scale)}
+        table = weight.removesuffix(".weight").endswith(_TABLES)
+        out, into = shape[::-1] if table else shape
+        self._check(weight, A, (rank, into))
+        self._check(weight, B, (out, rank))
+        if base is not None:
+            self._check(weight, base, shape)
+        return {weight: _Change(A, B, scale, base=base, table=table)}
 
     def _stack(self, experts: str, A: str, B: str) -> dict[str, _Change]:  # noqa: N803
         """Return the changes of all experts' matrices by a layer's stack."""
@@ -174,6 +204,20 @@ class Adapter:
                     (slice(at * rows, (at + 1) * rows), slice(expert, None, number)),
                 )
         return changes
+
+    def _check_targets(self) -> None:
+        """Refuse a file that has a layer and not another of its block that target_modules names."""
+        targets = self._config.get("target_modules") or ""
+        if isinstance(targets, str) or self._config.get("exclude_modules"):
+            return
+        blocks = {weight.rsplit(".", 2)[0] for weight in self.changes}
+        for weight in self._shapes.keys() - self.changes.keys():
+            layer = weight.removesuffix(".weight")
+            named = any(layer == target or layer.endswith(f".{target}") for target in targets)
+            if named and layer.rpartition(".")[0] in blocks:
+                raise self._error(
+                    f"has no tensors for {layer}, which its target_modules names. Save it again"
+                )
 
     def _check(self, weight: str, name: str, shape: tuple[int, ...]) -> None:
         stored = self._tensors[name]

@@ -206,12 +206,15 @@ class ShardReader:
     def tensor(self, name: str) -> "Tensor":
         """Read a tensor; a quantised or merged matrix as weights in float32.
 
-        Raises CheckpointError.
+        Raises CheckpointError, also for a merged matrix that is not finite.
         """
         weight = self._weight(name)
         for adapter in self._adapters:
             if change := adapter.changes.get(name):
+                from qwen3_omni_neuron.checkpoint.numbers import check_finite  # imports torch
+
                 weight = change.merged(weight, partial(self._of_adapter, adapter.path))
+                check_finite(weight, f"{name} with the adapter {adapter.given}")
         return weight
 
     def dtype(self, name: str) -> "torch.dtype":
@@ -228,9 +231,11 @@ class ShardReader:
 
         See checkpoint.numbers.read_numbers.
         """
-        from qwen3_omni_neuron.checkpoint.numbers import read_numbers  # imports torch
+        from qwen3_omni_neuron.checkpoint.numbers import check_finite, read_numbers  # import torch
 
-        return read_numbers(self._quantised[name], self._stored)
+        numbers, scale = read_numbers(self._quantised[name], self._stored)
+        check_finite(scale, name)
+        return numbers, scale
 
     def _weight(self, name: str) -> "Tensor":
         if name not in self._quantised:

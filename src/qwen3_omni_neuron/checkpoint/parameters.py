@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece
+from qwen3_omni_neuron.checkpoint.numbers import check_finite
 from qwen3_omni_neuron.errors import CheckpointError
 
 LISTED_NAMES = 12  # names that an error lists; the rest are counted
@@ -65,9 +66,13 @@ def converted(
 
 
 def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
-    """Convert a stored tensor and copy it to its region. Raises CheckpointError."""
+    """Convert a stored tensor and copy it to its region.
+
+    Raises CheckpointError, also for a number that is NaN or infinite.
+    """
     region, stored = fitting(parameter, piece, stored)
     region.copy_(stored)
+    check_finite(region, piece.name)
 
 
 def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ tensors, whose names are that of its layer and an ending:
     GPTQ (*)          qweight qzeros scales, perhaps g_idx             scale * (q - 8)
     pack-quantized    weight_packed weight_scale weight_shape          scale * (q - middle)
     FP8               weight weight_scale, of the whole matrix         scale * q
-    block FP8         weight weight_scale_inv                          scale * q, or q / scale
+    block FP8         weight weight_scale_inv                          scale * q
     NVFP4             weight_packed weight_scale weight_global_scale   scale / global * q
     NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps      scale * global * q,
                       pre_quant_scale of the inputs                    times that of its input
@@ -21,7 +21,7 @@ weight_shape are read here; checkpoint.numbers reads the values.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -36,6 +36,7 @@ Settings = Mapping[str, Any]
 """A quantization_config whose method is read."""
 _OF_INPUTS = ("input_scale", "input_global_scale")
 _OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
+_NOT_OF_WEIGHTS = ("input_activations", "output_activations", "kv_cache_scheme")
 _PLAIN = ("BF16", "F16", "F32", "F64")
 _FP4_GROUP = 16
 _METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -203,7 +204,7 @@ def _form(m: _Matrix, settings: Settings) -> QuantisedForm:
     raise m.refused("its numbers are missing, or its form is not read")
 
 
-def _gptq(m: _Matrix, _: Settings) -> QuantisedForm:
+def _gptq(m: _Matrix, settings: Settings) -> QuantisedForm:
     groups, out = m.rows_and_columns("scales")
     into = m.rows_and_columns("qweight")[0] * WORD_BITS // 4
     m.check("scales", _FLOATS, groups, out)
@@ -211,10 +212,10 @@ def _gptq(m: _Matrix, _: Settings) -> QuantisedForm:
     m.check("qzeros", "I32", groups, out * 4 // WORD_BITS)
     if "g_idx" in m.tensors:
         m.check("g_idx", "I32 I64", into)
-    return m.form("GPTQ", (out, into), 4, (1, _group_size(m, into, groups)), "scales")
+    return m.form("GPTQ", (out, into), 4, (1, _group_size(m, into, groups, settings)), "scales")
 
 
-def _pack_quantized(m: _Matrix, _: Settings) -> QuantisedForm:
+def _pack_quantized(m: _Matrix, settings: Settings) -> QuantisedForm:
     m.check("weight_shape", "I32 I64", 2)
     out, into = read_integers(m.tensors["weight_shape"])
     bits = m.rows_and_columns("weight_packed")[1] * WORD_BITS // max(into, 1)
@@ -223,14 +224,34 @@ def _pack_quantized(m: _Matrix, _: Settings) -> QuantisedForm:
     m.check("weight_packed", "I32", out, into * bits // WORD_BITS)
     groups = m.rows_and_columns("weight_scale")[1]
     m.check("weight_scale", _FLOATS, out, groups)
-    size = _group_size(m, into, groups)
+    size = _group_size(m, into, groups, settings)
     return m.form("pack-quantized", (out, into), bits, (1, size), "weight_scale")
 
 
-def _group_size(m: _Matrix, into: int, groups: int) -> int:
-    if not groups or into % groups:
-        raise m.refused(f"{into} inputs are in {groups} groups of different sizes")
-    return into // groups
+def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
+    """Return the group size that the settings name and the shapes agree with.
+
+    The last group may be smaller: 96 inputs in groups of 64 are two groups.
+    """
+    named = sorted(set(_named_sizes(settings)))
+    fitting = {min(size or into, into) for size in named if -(-into // (size or into)) == groups}
+    if len(fitting) != 1:
+        sizes = ", ".join(str(size or "all inputs") for size in named) or "nothing"
+        which = "more than one of which fits" if fitting else "which does not fit"
+        raise m.refused(
+            f"{into} inputs are in {groups} groups, and the settings name as group_size {sizes}, "
+            f"{which}"
+        )
+    return fitting.pop()
+
+
+def _named_sizes(settings: Settings) -> Iterator[int]:
+    """Yield every group size of weights in the settings; 0 means all inputs."""
+    for name, value in settings.items():
+        if name == "group_size":
+            yield max(value or 0, 0)
+        elif isinstance(value, Mapping) and name not in _NOT_OF_WEIGHTS:
+            yield from _named_sizes(value)
 
 
 def _fp8(m: _Matrix, settings: Settings) -> QuantisedForm:

@@ -177,7 +177,7 @@ def _published(
     """
     groups, into = form.groups, shape[-1]
     numbers = torch.empty(shape, dtype=torch.int8)
-    scale = torch.empty((*shape[:-1], into // groups.size), dtype=groups.scale)
+    scale = torch.empty((*shape[:-1], -(-into // groups.size)), dtype=groups.scale)
     for piece in pieces:
         own, own_scale = reader.numbers(piece.name)
         copy_piece(numbers, piece, own)
