@@ -83,11 +83,13 @@ class Qwen3Omni:
         max_queued: int,
         reuse: bool = True,
         adapters: Sequence[AdapterPath] = (),
+        predictor_top_k: int = 0,
     ):
-        """Do not call this; use `load`."""
+        """Do not call this; use `load`. predictor_top_k: see CompilePlan."""
         self._config, self._defaults, self.prompt_builder = config, defaults, prompt_builder
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued, self._adapters = max_queued, adapters
+        self._predictor_top_k = predictor_top_k
         self._vocab_size = vocab_size = config.thinker.text.vocab_size
         self._grammars = Grammars(prompt_builder, vocab_size, config.im_end_id)
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
@@ -137,6 +139,7 @@ class Qwen3Omni:
                 given.max_queued,
                 given.reuse,
                 plan.adapters,
+                plan.predictor_top_k,
             )
         except BaseException:
             engines.close()
@@ -360,7 +363,7 @@ class Qwen3Omni:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         if speak:
-            options.speaker_id(self._config)  # refuse a wrong speaker before anything is read
+            self._check_speech(options)  # before anything is read
         with one_torch_thread():
             prompt = self._prompt(messages, options)
         request = self._request(prompt, options, speak, arrived_s)
@@ -415,7 +418,7 @@ class Qwen3Omni:
     ) -> Request:
         self._check_length(prompt)
         if speak:
-            options.speaker_id(self._config)
+            self._check_speech(options)
         if options.goes_on and len(options.eos_ids(self._config)) >= self._vocab_size:
             raise OptionError(
                 "every token ends the text by thinker_eos_token_id, and none may, by ignore_eos or "
@@ -436,6 +439,19 @@ class Qwen3Omni:
             grammar=self._grammars.compile(options),
             thinks=self.prompt_builder.thinks,
         )
+
+    def _check_speech(self, options: RequestOptions) -> None:
+        options.speaker_id(self._config)
+        assert self._config.talker is not None
+        codes, most = self._config.talker.predictor.vocab_size, self._predictor_top_k
+        if most and options.predictor_do_sample:
+            asked = min(options.predictor_top_k or codes, codes)
+            if asked > most:
+                raise OptionError(
+                    f"predictor_top_k is {options.predictor_top_k}, which is {asked} codes, and "
+                    f"the code predictor was compiled for at most {most}. Ask for 1 to {most}, or "
+                    f"compile with predictor_top_k {asked}."
+                )
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:
