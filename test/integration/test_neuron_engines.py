@@ -15,7 +15,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.options import LoadOptions
@@ -74,7 +74,7 @@ def spec(checkpoint: Path) -> EngineSpec:
 
 def omni_over(engines: Engines, spec: EngineSpec, prompt_builder: PromptBuilder) -> Qwen3Omni:
     defaults = read_generation_defaults(spec.plan.model)
-    return Qwen3Omni(spec.config, defaults, prompt_builder, engines, max_queued=8)
+    return Qwen3Omni(spec.config, defaults, prompt_builder, engines, 8, predictor_top_k=50)
 
 
 @pytest.fixture(scope="module")
@@ -237,13 +237,14 @@ def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("top_k", "said"), [(51, "predictor_top_k is 51, and"), (0, r"predictor_top_k is 0 \(no lim")]
+    ("top_k", "said"), [(51, "is 51, which is 51 codes"), (0, r"is 0, which is \d+ codes")]
 )
-def test_more_codes_than_were_compiled_are_refused(
+def test_more_codes_than_were_compiled_are_refused_at_submission(
     neuron: Qwen3Omni, top_k: int, said: str
 ) -> None:
-    with pytest.raises(BucketError, match=rf"{said}.*at most 50 codes. Ask for 1 to 50"):
-        neuron.generate_audio(TEXT, **LIMITS, predictor_top_k=top_k, seed=0)
+    with pytest.raises(OptionError, match=rf"predictor_top_k {said}.* at most 50. Ask for 1 to 50"):
+        neuron.stream(TEXT, **LIMITS, predictor_top_k=top_k, seed=0)
+    neuron.generate_text(TEXT, **LIMITS, predictor_top_k=top_k)
 
 
 def test_each_stage_in_a_process_with_cores_of_its_own(
