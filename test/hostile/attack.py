@@ -11,6 +11,8 @@ after its last byte the latest refusal came; what came back; and which goals are
 
 - /health within 100 ms at p99 and 300 ms at worst, and the good client's gaps at most 200 ms longer
   than alone, all less what a process that does nothing stalls meanwhile;
+- for kinds of an owner: another owner's small chats at p99 within three times what they take alone
+  or 50 ms, and /health within 250 ms at worst, less the same;
 - memory back within 50 MB of before after 30 s;
 - a refusal is a 4xx in OpenAI's shape, or a 503 with Retry-After; on a WebSocket an error event or
   a close; within 1 s of its last byte, 3 s for many megabytes, 60 s for a grammar; its message has
@@ -31,7 +33,7 @@ from itertools import groupby
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import model_arguments
-from test.hostile.attacks import connections, grammars, media, sockets, texts
+from test.hostile.attacks import connections, grammars, media, owners, sockets, texts
 from test.hostile.attacks.kinds import Kind, restarted, unmet
 from test.hostile.attacks.outcomes import FAILED, REFUSED, Outcome
 from test.hostile.attacks.over_socket import session
@@ -43,16 +45,22 @@ from testing.headlines import headline
 from testing.server_process import SLOTS
 
 HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
+FAIR_HEALTH_S, CHAT_P99_S, TIMES_ALONE = 0.25, 0.05, 3
 HELD_MB, HELD_AFTER_S = 50.0, 30.0
 ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # seconds before the first kind, and around each
+CHATS_S = 3.0  # before a kind of an owner
 KINDS: tuple[Kind, ...] = (
     *texts.KINDS,
     *media.KINDS,
     *grammars.KINDS,
     *connections.KINDS,
     *sockets.KINDS,
+    *owners.KINDS,
 )
-TIMES = ("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused")
+TIMES = (
+    *("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused"),
+    *("chat_p99", "chat_worst", "chat_alone"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +99,7 @@ def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
     target.says()
     with session(target):  # the first session loads what detects turns
         pass
-    good = any(kind.good for kind in kinds)
+    good = "good" if any(kind.good for kind in kinds) else "idle"
     with watchers_of(target, good) as watchers:
         start_s = time.monotonic()
         time.sleep(ALONE_S)
@@ -105,13 +113,13 @@ def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
 
 
 @contextmanager
-def watchers_of(target: Target, good: bool) -> Iterator[list[Watcher]]:
+def watchers_of(target: Target, good: str) -> Iterator[list[Watcher]]:
     """Watch /health, a good client, and a process that does nothing, while the block runs.
 
-    good: False for a second idle process in place of the good client.
+    good: name of the good client's watcher; "idle" for a second process that does nothing.
     """
     where = target.url, target.good_key
-    watchers = [Watcher(name, *where) for name in ("health", "good" if good else "idle", "idle")]
+    watchers = [Watcher(name, *where) for name in ("health", good, "idle")]
     with ExitStack() as stack:
         for one in watchers:
             stack.enter_context(one)
@@ -121,21 +129,27 @@ def watchers_of(target: Target, good: bool) -> Iterator[list[Watcher]]:
 def measured(target: Target, kind: Kind, alone: Seen) -> Row:
     """Send a kind, and watch the server meanwhile and after. alone: the good client's times."""
     before_mb, stages = target.held_mb(), target.stages()
-    with watchers_of(target, kind.good) as watchers, Peak(target) as peak:
-        time.sleep(SETTLE_S)
+    name = "chats" if kind.fair else "good" if kind.good else "idle"
+    with watchers_of(target, name) as watchers, Peak(target) as peak:
+        time.sleep(CHATS_S if kind.fair else SETTLE_S)
         start_s = time.monotonic()
         outcomes = attacked(target, kind)
         end_s = time.monotonic()
         time.sleep(AFTER_S)
     health, good, idle = (seen(one.samples, start_s, end_s + AFTER_S) for one in watchers)
+    if kind.fair:
+        alone = seen(watchers[1].samples, start_s - CHATS_S + SETTLE_S, start_s)
     ends = kind.server.ends_with is not None
     waited(lambda: target.held_mb() <= before_mb + HELD_MB, HELD_AFTER_S)
     back_s, held_mb = time.monotonic() - end_s, target.held_mb() - before_mb
     facts = {
         "health p99": health.p99_s - idle.p99_s <= HEALTH_P99_S,
-        "health worst": health.worst_s - idle.worst_s <= HEALTH_WORST_S,
+        "health worst": health.worst_s - idle.worst_s
+        <= (FAIR_HEALTH_S if kind.fair else HEALTH_WORST_S),
         f"health: {', '.join(health.wrong)}": ends or not health.wrong,
-        "good client's gap": good.worst_s - alone.worst_s - idle.worst_s <= GAP_S,
+        "good client's gap": kind.fair or good.worst_s - alone.worst_s - idle.worst_s <= GAP_S,
+        "chats": not kind.fair
+        or good.p99_s - idle.p99_s <= max(CHAT_P99_S, TIMES_ALONE * alone.p99_s),
         f"good client: {', '.join(good.wrong)}": ends or not good.wrong,
         "memory held": held_mb <= HELD_MB,
         f"peak above {kind.most_mb} MB": peak.most_mb - before_mb <= (kind.most_mb or 1e9),
@@ -152,6 +166,9 @@ def measured(target: Target, kind: Kind, alone: Seen) -> Row:
         "idle_worst_s": idle.worst_s,
         "gap_s": good.worst_s if kind.good else None,
         "gap_alone_s": alone.worst_s if kind.good else None,
+        "chat_p99_s": good.p99_s if kind.fair else None,
+        "chat_worst_s": good.worst_s if kind.fair else None,
+        "chat_alone_s": alone.p99_s if kind.fair else None,
         "before_mb": before_mb,
         "peak_mb": peak.most_mb - before_mb,
         "held_mb": held_mb,
@@ -178,6 +195,7 @@ def line_of(row: Row) -> str:
         f"{row['kind']}: {row['sends']} ({row['seconds']:.1f} s)",
         f"  health {ms['health_p99']} ms p99, {ms['health_worst']} worst; "
         f"idle {ms['idle_p99']}, {ms['idle_worst']}; gap {ms['gap']}, alone {ms['gap_alone']}; "
+        f"chats {ms['chat_p99']} p99, {ms['chat_worst']} worst, alone {ms['chat_alone']}; "
         f"refused after {ms['refused']}; memory +{row['peak_mb']:.0f} MB, "
         f"+{row['held_mb']:.0f} after {row['back_s']:.0f} s",
         f"  came back: {came}",

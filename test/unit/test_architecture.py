@@ -77,7 +77,7 @@ def test_the_server_knows_the_public_api_alone() -> None:
     modules = ("runtime.stream", "prompt.turns", "runtime.schedule", "engines.process.heap")
     modules += ("runtime.stop_strings", "prompt.media.windows")
     modules += ("prompt.media.log_mel", "prompt.stored", "prompt.media.fields")
-    modules += ("prompt.media.pixels",)
+    modules += ("prompt.media.pixels", "prompt.pauses")
     known = {f"{NAME}.{name}" for name in modules}
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:

@@ -213,7 +213,7 @@ class Stalling:
 
 
 def served(omni: Any) -> ServedModel:
-    model = ServedModel("m", 1, stall_timeout_s=5.0)
+    model = ServedModel("m", stall_timeout_s=5.0)
     model.loaded(omni)
     return model
 

@@ -186,6 +186,7 @@ def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> N
         service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
         service.rates = SimpleNamespace(count=lambda _: None)
         service.requests = SimpleNamespace(place=lambda _: nullcontext())
+        service.readers = SimpleNamespace(turn=lambda _: nullcontext())
         history: Any = Answering()
         asked: Any = SimpleNamespace(role="user", id="item_1")
         history.turns.append(asked)

@@ -139,7 +139,7 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
 def kept(text: str = "", previous: str | None = None, item: str = "") -> KeptResponse:
     """Return a response of about as many bytes as its text."""
     output = {item: b'"' + text.encode() + b'"'} if item else {}
-    return KeptResponse(b"{}", previous, {"in": b'"in"'}, output)
+    return KeptResponse(b"{}", previous, {"in": b'"in"'}, output, {})
 
 
 def test_spoken_replies_are_kept_for_their_owner_and_bounded_in_number_and_size() -> None:
@@ -163,9 +163,8 @@ def test_a_response_is_kept_for_its_owner_until_it_was_not_used_for_its_time() -
     now[0] = 30.0
     responses.keep("me", "b", kept("B", "a", "msg_b"))
     now[0] = 40.0
-    items = [("in", b'"in"'), ("msg_a", b'"A"'), ("in", b'"in"'), ("msg_b", b'"B"')]
-    assert responses.conversation("me", "b") == items  # both are used
-    assert responses.conversation("me", "b", whole=False) == items[:3]
+    turns = [kept("A", item="msg_a"), kept("B", "a", "msg_b")]
+    assert responses.conversation("me", "b") == turns  # both are used
     assert responses.conversation("you", "b") is responses.get("you", "a") is None
     assert responses.item("me", "msg_a") == b'"A"' and responses.item("you", "msg_a") is None
     assert not responses.delete("you", "a")
@@ -205,7 +204,9 @@ def test_kept_responses_are_bounded_in_all_by_owner_and_by_the_servers_bytes() -
     keep("you", "4", "5")
     keep("she", "6")
     assert names("me") == {"3"} and names("you") == {"4", "5"} and names("she") == {"6"}
-    responses.keep("she", "7", KeptResponse(b"x" * (2 * size), None, {}, {}))  # beyond its share
+    responses.keep(
+        "she", "7", KeptResponse(b"x" * (2 * size), None, {}, {}, {})
+    )  # beyond its share
     assert names("she") == {"6"} and names("you") == {"4", "5"}
     many = KeptResponses(4, 60, 1 << 20, 0.5, held)
     for name in "123":

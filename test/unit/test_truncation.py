@@ -1,5 +1,6 @@
 """Truncation: where a conversation that is too long is cut, and what a turn after the cut costs."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
+from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.messages import ConversationPart, Truncation
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from testing.media_cases import CASES, assistant, audio, image, noise_image, text, tone, user
@@ -290,3 +292,27 @@ def test_old_images_are_dropped_and_none_is_shrunk(small: Qwen3Omni) -> None:
     assert [image.grid for image in made.images] == [(1, 24, 24)] * 2
     with pytest.raises(PromptTooLongError, match="the prompt has 4"):
         small.generate_text(asked, **LIMITS)
+
+
+def test_only_turns_that_may_fit_are_tokenised(
+    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [SYSTEM, *(user(text(f"Turn {i}")) for i in range(2000))]
+    tokenised, encode = list[int](), prompt_builder._template_ids
+
+    def counted(*given: Any) -> list[int]:
+        tokenised.append(len(given[0].messages))
+        return encode(*given)
+
+    monkeypatch.setattr(prompt_builder, "_template_ids", counted)
+    made = prompt_builder.prompt(asked, most_tokens=319, truncation=Truncation(CONTEXT))
+    assert 200 < len(made) <= CONTEXT
+    assert len(tokenised) < 100
+
+
+def test_a_texts_least_tokens_take_linear_time_for_marks_out_of_their_order(
+    prompt_builder: PromptBuilder,
+) -> None:
+    marks, start_s = "a" + "\u0315\u0300" * 40_000, time.monotonic()
+    assert 0 < prompt_builder.least_tokens(marks) <= len(prompt_builder.encode_words(marks))
+    assert time.monotonic() - start_s < 5  # unicodedata.normalize takes half a minute

@@ -1,7 +1,7 @@
 """Messages -> token ids, mel features, pixels and positions, by the checkpoint's files."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from qwen3_omni_neuron.prompt.messages import (
     read_tools,
     split,
 )
+from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.prompt.prompt import (
     MediaRun,
     Placed,
@@ -66,11 +67,11 @@ class _Asked:
     media: Sequence[Media] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     literal_text: bool = False
-    said: Collection[int] = ()
+    said: Set[int] = frozenset()
 
     def part(self, begin: int, end: int) -> "_Asked":
         """Return some of the messages, without media and tools."""
-        said = [index - begin for index in self.said if begin <= index < end]
+        said = {index - begin for index in range(begin, end) if index in self.said}
         return replace(self, messages=self.messages[begin:end], media=(), tools=(), said=said)
 
 
@@ -179,7 +180,7 @@ class PromptBuilder:
         of special tokens are words. Others: see `prompt`.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
-        asked = _Asked(messages, media, tools, literal_text, said)
+        asked = _Asked(messages, media, tools, literal_text, {*said})
         self._check_tools(asked)
         ids = None
         try:
@@ -306,7 +307,7 @@ class PromptBuilder:
         def length(part: _Asked) -> int:
             """Count the tokens of a part and an empty turn of the user after it, or most + 1."""
             part = replace(part, messages=[*part.messages, _EMPTY_TURN])
-            fields = (part.literal_text, *part.said, repr(part.messages), repr(part.tools))
+            fields = (part.literal_text, *sorted(part.said), repr(part.messages), repr(part.tools))
             key = hash(fields)
             if key not in self._lengths:
                 if len(self._lengths) >= _MOST_LENGTHS:
@@ -320,22 +321,30 @@ class PromptBuilder:
         (_, first), *bounds = split(asked.messages)
         empty = length(_Asked([], literal_text=asked.literal_text))
         turn = length(_Asked([_EMPTY_TURN], literal_text=asked.literal_text)) - empty
-        instructions = length(replace(asked, messages=asked.messages[:first], said=())) - turn
-        parts, before = [], 0
-        for begin, end in bounds:
+        instructions = (
+            length(replace(asked, messages=asked.messages[:first], said=frozenset())) - turn
+        )
+        parts, media_begin, spare = [], len(asked.media), most - instructions
+        for begin, end in reversed(bounds):
+            pause()
             own = asked.part(begin, end)
             items = _media_count(own.messages)
-            tokens = length(own) - empty - items
-            tokens += sum(map(self._media_tokens, asked.media[before : before + items]))
-            parts.append(ConversationPart.of(own.messages, begin, before, tokens))
-            before += items
+            media_begin -= items
+            tokens = most + 1  # where what follows is too long already, and no more need be known
+            if spare >= 0 or truncation.retained < 1:
+                tokens = length(own) - empty - items
+                media = asked.media[media_begin : media_begin + items]
+                tokens += sum(map(self._media_tokens, media))
+            spare -= tokens
+            parts.append(ConversationPart.of(own.messages, begin, media_begin, tokens))
+        parts.reverse()
         kept = truncation.first_kept(instructions, parts)
         if not kept:
             return asked
         begin = parts[kept].begin
         left = kept_messages(asked.messages, begin)
         moved = len(asked.messages) - len(left)
-        said = [index - moved for index in asked.said if index >= begin]
+        said = {index - moved for index in asked.said if index >= begin}
         media = asked.media[parts[kept].media_begin :]
         return replace(asked, messages=left, media=media, said=said)
 

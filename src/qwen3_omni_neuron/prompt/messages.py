@@ -16,6 +16,7 @@ from qwen3_omni_neuron.errors import (
     printable,
 )
 from qwen3_omni_neuron.prompt.media.fields import FILES, ignore, read_fields, unknown_name
+from qwen3_omni_neuron.prompt.pauses import pause
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
@@ -48,7 +49,7 @@ def check_characters(text: str, where: str) -> None:
 
     Python also decodes a byte that is not UTF-8 as one.
     """
-    if half := _SURROGATE.search(text):
+    if not text.isascii() and (half := _SURROGATE.search(text)):
         code = ord(half[0])
         escaped = 0xDC80 <= code <= 0xDCFF
         byte = f" (or the byte 0x{code & 0xFF:02X}, which is not UTF-8)" if escaped else ""
@@ -87,7 +88,10 @@ def read_messages(
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")
     reader = MessageReader(reserved, load, check)
-    checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    checked = []
+    for i, message in enumerate(messages):
+        pause()
+        checked.append(reader.message(message, f"messages[{i}]"))
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
     return _in_order_of_calls(checked, [m.get("tool_call_id") for m in messages]), reader.media

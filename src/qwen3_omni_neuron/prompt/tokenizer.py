@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
-from unicodedata import is_normalized, normalize
+from unicodedata import is_normalized
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -23,6 +23,7 @@ from tokenizers.models import BPE
 from qwen3_omni_neuron.checkpoint.json_files import read_bytes, read_json, read_text, reason
 from qwen3_omni_neuron.errors import CheckpointError, format_value
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS
+from qwen3_omni_neuron.prompt.pauses import pause
 
 # Contractions, words, single digits, punctuation, line ends and blanks: in every release of Qwen2.
 _PIECES = (
@@ -33,7 +34,8 @@ _PIECES = (
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
 _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 AT_ONCE = 1 << 14  # characters that are tokenised within some ms
-_PORTION = 1 << 16  # characters of a longer text tokenised at a time
+_PORTION = 1 << 16  # characters of a longer text that are searched or tokenised at a time
+_JOINED = 4  # most characters at the begin of a text that NFC joins to what is before it
 _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
 # Places where a piece certainly ends and NFC joins nothing: before a blank or punctuation mark that
 # follows a letter, and after a line's end. The first character is a set, which is found fast.
@@ -99,6 +101,7 @@ class Tokenizer:
             return backend.encode(text, add_special_tokens=False).ids
         token_ids: list[int] = []
         for portion in _portions(text) if self._divides else (text,):
+            pause()
             # Only the library's methods for batches release the interpreter lock.
             with self._long if len(portion) > _LONG else nullcontext():
                 (encoding,) = backend.encode_batch_fast([portion], add_special_tokens=False)
@@ -111,7 +114,16 @@ class Tokenizer:
         """Return a lower bound of a text's number of tokens; 0 for a short text."""
         if len(text) <= AT_ONCE:
             return 0
-        return -(-len(normalize("NFC", text)) // self._longest_bytes)
+        length = len(text)
+        if not text.isascii():
+            # Not unicodedata.normalize, which takes quadratic time for marks out of their order.
+            steps = [text[at : at + _PORTION] for at in range(0, length, _PORTION)]
+            length = sum(map(self._normalized, steps)) - _JOINED * (len(steps) - 1)
+        return -(-length // self._longest_bytes)
+
+    def _normalized(self, text: str) -> int:
+        pause()
+        return len(self._backend.normalizer.normalize_str(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -220,7 +232,7 @@ class SpecialNames:
         names = sorted(found, key=len, reverse=True)
         self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
         names = [name for name in names if marked is None or name in marked]
-        self.marked = _any_of(names)
+        self.marked, self.longest = _any_of(names), max(map(len, names), default=0)
         self.heads = tuple({name[:n] for name in names for n in range(1, len(name))})
         self.tails = tuple({name[-n:] for name in names for n in range(1, len(name))})
 
@@ -239,16 +251,17 @@ class LiteralText:
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a chat template, with all of the caller's texts marked."""
-        return [
-            {name: value if name == "role" else self._mark_all(value) for name, value in m.items()}
-            for m in messages
-        ]
+        marked = []
+        for m in messages:
+            pause()
+            marked.append({k: v if k == "role" else self._mark_all(v) for k, v in m.items()})
+        return marked
 
     def mark(self, text: str) -> str:
         """Return a text with separators in its names of special tokens."""
-        marked = text
-        while self._names.marked.search(marked):
-            marked = self._names.marked.sub(lambda name: self._separated(name[0]), marked)
+        marked, before = self._separate(text), text
+        while marked != before:
+            marked, before = self._separate(marked), marked
         if text.startswith(self._names.tails):
             marked = self._separator + marked
         if text.endswith(self._names.heads):
@@ -293,8 +306,19 @@ class LiteralText:
             self._drawn = f"[{secrets.token_hex(16)}]"
         return self._drawn
 
-    def _separated(self, name: str) -> str:
-        return name[:1] + self._separator + name[1:]
+    def _separate(self, text: str) -> str:
+        """Put a separator into each name, in steps, because the search holds the lock."""
+        parts, at, searched = list[str](), 0, 0
+        for begin in range(0, len(text), _PORTION):
+            pause()
+            end = begin + _PORTION
+            longest = self._names.longest
+            for name in self._names.marked.finditer(text, max(searched, begin), end + longest):
+                if name.start() >= end:
+                    break
+                parts += [text[at : name.start() + 1], self._separator]
+                at, searched = name.start() + 1, name.end()
+        return "".join((*parts, text[at:]))
 
 
 def _any_of(names: Sequence[str]) -> re.Pattern[str]:

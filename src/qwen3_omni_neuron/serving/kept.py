@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -142,19 +142,21 @@ class KeptResponse:
     """One complete response.
 
     body: the response, in JSON. previous: id of the response that it continues. input, output:
-    items of its own input and of its output by their ids, each in JSON.
+    items of its own input and of its output by their ids, each in JSON. listed: the input as a list
+    of the conversation's items has it, with what is new in it alone, by ids of their own.
     """
 
     body: bytes
     previous: str | None
-    input: Mapping[str, bytes]
-    output: Mapping[str, bytes]
+    input: dict[str, bytes]
+    output: dict[str, bytes]
+    listed: dict[str, bytes]
 
     @property
     def size(self) -> int:
         """Bytes in memory."""
         items = [*self.input.values(), *self.output.values()]
-        objects = _RESPONSE_BYTES + _ITEM_BYTES * len(items)
+        objects = _RESPONSE_BYTES + _ITEM_BYTES * (len(items) + len(self.listed))
         return len(self.body) + sum(map(len, items)) + objects
 
 
@@ -168,15 +170,12 @@ class KeptResponses(Kept[KeptResponse]):
         """Keep a response for an owner, unless there is no room."""
         self.add(owner, response_id, response, response.size, response.output)
 
-    def conversation(
-        self, owner: str, response_id: str, *, whole: bool = True
-    ) -> list[tuple[str, bytes]] | None:
-        """Return the items of a conversation up to a response, each with its id.
+    def conversation(self, owner: str, response_id: str) -> list[KeptResponse] | None:
+        """Return the responses of a conversation up to one, the first one first.
 
-        whole: with the output of the response itself. None if one of its responses is not kept, or
-        for another owner.
+        None if one of them is not kept, or for another owner.
         """
-        turns = list[list[tuple[str, bytes]]]()
+        turns = list[KeptResponse]()
         with self._lock:
             name: str | None = response_id
             while name is not None:
@@ -184,10 +183,9 @@ class KeptResponses(Kept[KeptResponse]):
                 found = self.use(owner, name)
                 if found is None:
                     return None
-                output = found.output.items() if turns or whole else ()
-                turns.append([*found.input.items(), *output])
+                turns.append(found)
                 name = found.previous
-        return [item for turn in reversed(turns) for item in turn]
+        return turns[::-1]
 
     def item(self, owner: str, item_id: str) -> bytes | None:
         """Return an item of a response in JSON; None if it is not kept, or for another owner."""

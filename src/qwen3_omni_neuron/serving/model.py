@@ -1,14 +1,13 @@
 """The server's model and its state: loading, ready, stalled, draining, or failed."""
 
 import asyncio
-import functools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
@@ -16,32 +15,24 @@ from qwen3_omni_neuron.errors import BusyError, EngineDiedError, NotInstalledErr
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 
-Result = TypeVar("Result")
-Request = TypeVar("Request", bound="Closing")
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 CLOSE_S = 10.0  # time for the model's threads and processes to end
+SWITCH_S = 0.001  # a reply's threads wait so long for one that reads another request
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
-class Closing(Protocol):
-    """A request that has started: a stream, or an object with one."""
-
-    def close(self) -> None:
-        """Cancel the request."""
-
-
 class ServedModel:
-    """A model, which may still be loading, and the threads that read requests for it.
+    """A model, which may still be loading.
 
     stall_timeout_s: time limit of one call of an engine. on_failure: called once, in the event
     loop, when a process or thread of the model has died. Only the event loop's thread changes the
     fields.
     """
 
-    def __init__(self, name: str, threads: int, stall_timeout_s: float):
+    def __init__(self, name: str, stall_timeout_s: float):
         self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
         self.most_requests = 0  # maximum number that run or wait at a time
@@ -49,7 +40,6 @@ class ServedModel:
         self._state: State = "loading"
         self._stall_timeout_s = stall_timeout_s
         self._sessions_until_s: float | None = None
-        self._pool = ThreadPoolExecutor(threads, "serving")
         self._idle_memory = IdleMemory()
 
     @property
@@ -167,26 +157,8 @@ class ServedModel:
             retry_after_s=LOADING_RETRY_S if state == "loading" else RETRY_S,
         )
 
-    async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in one of the few threads. It may have to wait for a free one."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, functools.partial(call, *arguments))
-
-    async def start(self, call: Callable[..., Request], *arguments: Any) -> Request:
-        """Start a request in a thread, which parses its body and decodes its media.
-
-        If the task is cancelled meanwhile, the request is cancelled, too.
-        """
-        future = self._pool.submit(call, *arguments)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_close_started)
-            raise
-
     def close(self) -> None:
-        """End the threads, and the model. One that is in a call without an end is left behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the model. One that is in a call without an end is left behind."""
         if self.omni is not None:
             closing = threading.Thread(target=self.omni.close, name="close", daemon=True)
             closing.start()
@@ -197,8 +169,8 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     """Load a model and make one short reply, to find errors of computation before `ready`.
 
     load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process must
-    be a server's: malloc and the garbage collector are set for all of it (`trim_early` and
-    `keep_all` of engines.process.heap).
+    be a server's: malloc, the garbage collector and the switch interval of threads are set for all
+    of it (`trim_early` and `keep_all` of engines.process.heap).
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)
@@ -212,9 +184,5 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
         omni.close()
         raise
     keep_all()
+    sys.setswitchinterval(SWITCH_S)
     return omni
-
-
-def _close_started(future: "Future[Any]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()

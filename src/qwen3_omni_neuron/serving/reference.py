@@ -56,7 +56,7 @@ def reference_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
     def add(path: str, media_type: str, headers: Mapping[str, str]) -> None:
         async def answer(request: Request) -> Response:
             if path not in made:
-                await request.app.state.service.model.in_thread(make)
+                await request.app.state.service.readers.run("", make)
             return Response(made[path], media_type=media_type, headers=headers)
 
         router.add_api_route(path, answer, include_in_schema=False)

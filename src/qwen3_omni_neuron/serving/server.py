@@ -107,7 +107,7 @@ class Server:
                 self.port = sockets[0].getsockname()[1]
                 self._uvicorn.run(sockets)  # in uvloop's event loop if uvloop is installed
             finally:
-                self.service.model.close()
+                self.service.close()
         if self._load_error is not None:
             raise self._load_error
         return self._status

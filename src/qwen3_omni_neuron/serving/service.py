@@ -13,14 +13,13 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
+from qwen3_omni_neuron.serving.edge.readers import Readers
 from qwen3_omni_neuron.serving.kept import KeptResponses, SpokenReplies
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.openai.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.openai.fields import Voices, sent_without_effect
 from qwen3_omni_neuron.serving.settings import ServerSettings
-
-READERS = 4  # threads that read requests and their media
 
 
 class Turnstile:
@@ -79,6 +78,7 @@ class Service:
     decoder: DecodingPool
     rates: RequestRates
     turnstile: Turnstile
+    readers: Readers
     held: Quota
     requests: Quota
     sessions: Quota
@@ -87,9 +87,10 @@ class Service:
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
         """Make the objects. fetcher: by default one that uses the system's resolver."""
         share = settings.share_of_owner
-        model = ServedModel(settings.model_name, READERS, settings.stall_timeout_s)
+        model = ServedModel(settings.model_name, settings.stall_timeout_s)
         metrics = Metrics(model)
         kept = settings.kept_replies, settings.kept_reply_s
+        requests = Quota("requests", lambda: model.most_requests, share, "queue_full", 429)
         held = Quota("bytes", settings.max_held_bytes, share, "too_many_bytes")
         return Service(
             settings,
@@ -102,8 +103,9 @@ class Service:
             DecodingPool(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s),
             RequestRates(settings.requests_per_minute),
             Turnstile(),
+            Readers(requests.has_others),
             held,
-            Quota("requests", lambda: model.most_requests, share, "queue_full", 429),
+            requests,
             Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )
 
@@ -142,6 +144,11 @@ class Service:
         """Count the fields without effect that a client has sent: see `sent_without_effect`."""
         for name in sent_without_effect(path, given, self.model.name):
             self.metrics.without_effect.labels(path, name).inc()
+
+    def close(self) -> None:
+        """End the threads and the model."""
+        self.readers.close()
+        self.model.close()
 
     def account_of_request(self, owner: str) -> Account:
         """Open the account of one request."""

@@ -15,7 +15,8 @@ class Kind:
 
     sends: a short description. attack: runs it, and returns each client's outcome. allowed:
     outcomes that are right, words of `outcomes`. server: the server that it needs.
-    good: whether a good client can stream meanwhile. most_mb: most memory that the server may take
+    good: whether a good client can stream meanwhile. fair: whether a good client's small chats are
+    watched instead, which must not wait. most_mb: most memory that the server may take
     in addition; None: any. refused_within_s: time in which a refusal has to come; None: see
     Outcome.limit_s.
     """
@@ -26,6 +27,7 @@ class Kind:
     allowed: frozenset[str]
     server: ServerSpec = SHARED
     good: bool = True
+    fair: bool = False
     most_mb: float | None = None
     refused_within_s: float | None = None
 

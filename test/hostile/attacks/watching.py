@@ -67,6 +67,21 @@ def good(client: HttpClient) -> Iterator[Sample]:
         time.sleep(PAUSE_S)
 
 
+def chats(client: HttpClient) -> Iterator[Sample]:
+    """Ask small questions for short answers in text, one after the other."""
+    question = {**good_question(False), "modalities": ["text"], "audio": None, "max_tokens": 8}
+    while True:
+        start_s = time.monotonic()
+        try:
+            status = client.ask("/v1/chat/completions", question).status
+            wrong = "" if status == 200 else f"status {status}"
+        except (OSError, HTTPException) as error:
+            client.close()
+            wrong = type(error).__name__
+        yield start_s, time.monotonic() - start_s, wrong
+        time.sleep(HEALTH_S)
+
+
 def idle(_: HttpClient) -> Iterator[Sample]:
     """Sleep, and measure how much longer that takes."""
     while True:
@@ -75,7 +90,7 @@ def idle(_: HttpClient) -> Iterator[Sample]:
         yield start_s, time.monotonic() - start_s - SLEEP_S, ""
 
 
-WATCHERS = {"health": health, "good": good, "idle": idle}
+WATCHERS = {"health": health, "good": good, "chats": chats, "idle": idle}
 
 
 def main(arguments: Sequence[str]) -> None:

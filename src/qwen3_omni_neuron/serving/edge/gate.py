@@ -158,6 +158,7 @@ class Gate:
             # Once per request, since it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
             await self._read_body(headers, receive, context)
+        if scope["type"] == "http" and self._service.model.omni is not None:
             # After the body: a client that sends slowly must not keep others from the model.
             context.place = releases.enter_context(self._service.requests.place(context.owner))
         return True

@@ -61,6 +61,11 @@ class Quota:
             if not self._by_owner[owner]:
                 del self._by_owner[owner]
 
+    def has_others(self, owner: str) -> bool:
+        """Return whether an owner beside this one has taken anything."""
+        with self._lock:
+            return len(self._by_owner) > (owner in self._by_owner)
+
     def place(self, owner: str) -> "Place":
         """Take one place. Raises ApiError."""
         self.take(owner)

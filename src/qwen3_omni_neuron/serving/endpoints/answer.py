@@ -195,7 +195,7 @@ class Answer(ABC):
         if self._streams:
             return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
-        body = await self._service.model.in_thread(self.whole)
+        body = await self._service.readers.run(self._context.owner, self.whole)
         return Response(body, media_type="application/json")
 
     async def collect(self) -> None:
@@ -244,15 +244,16 @@ async def answer(
     read: parses the body. in_thread: that may take long. Raises ApiError and the API's errors.
     """
     begun: Reply | Question
+    run = partial(service.readers.run, context.owner)
     if in_thread:
-        begun = await service.model.start(lambda: read().begin())
+        begun = await run(lambda: read().begin())
     elif (question := read()).takes_long:
-        begun = await service.model.start(question.begin)
+        begun = await run(question.begin)
     else:
         begun = question.answer()
     if isinstance(begun, Question):
         await begun.finish()
-        begun = await service.model.start(begun.answer)
+        begun = await run(begun.answer)
     context.release_body()
     return await begun.response()
 

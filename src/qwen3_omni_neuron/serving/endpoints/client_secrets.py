@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from qwen3_omni_neuron.serving.edge.context import Context
+from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.openai.bodies import ClientObject, parse_json
 from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.openai.reply import new_id
@@ -42,8 +43,8 @@ async def client_secrets(request: Request) -> Json:
 
     Nothing is stored: the secret is signed, and every server with the same key takes it.
     """
-    service: Service = request.app.state.service
-    return await service.model.in_thread(_made, service, request.scope["context"])
+    service, context = parts_of(request)
+    return await service.readers.run(context.owner, _made, service, context)
 
 
 def _made(service: Service, context: Context) -> Json:

@@ -76,7 +76,7 @@ async def completions(request: Request) -> Response:
     """Continue a prompt, without a chat template."""
     service, context = parts_of(request)
     context.param = "prompt"
-    reply = await service.model.start(_start, service, context)
+    reply = await service.readers.run(context.owner, _start, service, context)
     context.release_body()
     return await reply.response()
 

@@ -1,10 +1,11 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, dropwhile, islice
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -74,10 +75,10 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service, context = parts_of(request)
     query = _query(request, requests.ItemsQuery, INPUT_ITEMS)
-    items = service.responses.conversation(context.owner, response_id, whole=False)
-    if items is None:
+    turns = service.responses.conversation(context.owner, response_id)
+    if turns is None:
         raise _not_kept(404, response_id, None)
-    body = await service.model.in_thread(_page, items, query, service, context)
+    body = await service.readers.run(context.owner, _page, turns, query, service, context)
     return Response(body, media_type="application/json")
 
 
@@ -90,10 +91,11 @@ async def count_input_tokens(request: Request) -> Json:
     """Return the number of tokens of a response's prompt, with those of its media."""
     service, context = parts_of(request)
     context.param = "input"
-    question = await service.model.in_thread(_read, None, "", service, context)
+    run = partial(service.readers.run, context.owner)
+    question = await run(_read, None, "", service, context)
     context.release_body()
     await question.finish()
-    count = await service.model.in_thread(question.count_tokens)
+    count = await run(question.count_tokens)
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
@@ -139,12 +141,13 @@ def _read(
     if asked.model is not None:
         bodies.check_model(service, asked.model)
     requests.check_response_request(asked)
-    earlier = list[requests.InputItem]()
+    turns = list[KeptResponse]()
     if asked.previous_response_id is not None:
-        found = service.responses.conversation(context.owner, asked.previous_response_id)
-        if found is None:
+        turns = service.responses.conversation(context.owner, asked.previous_response_id) or []
+        if not turns:
             raise _not_kept(400, asked.previous_response_id, "previous_response_id")
-        earlier = _parsed([content for _, content in found], service, context)
+    kept_items = [item for t in turns for item in (*t.input.items(), *t.output.items())]
+    earlier = _parsed([content for _, content in kept_items], service, context)
     own = _own_items(asked, service, context)
     items = [(f"previous_response_id: item {i}", item) for i, item in enumerate(earlier)]
     places = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
@@ -156,32 +159,39 @@ def _read(
         said: list[requests.InputItem] = [
             item for item in own if not isinstance(item, requests.EarlierReasoning)
         ]
-        kept = with_ids(_ITEMS.dump_python(said, exclude_none=True))
-        context.account.hold(sum(map(len, kept.values())))
+        given = with_ids(_ITEMS.dump_python(said, exclude_none=True))
+        context.account.hold(sum(map(len, given.values())))
+        listed_before = sum(len(turn.listed) + len(turn.output) for turn in turns)
+        new = dict(islice(ids_listed([*kept_items, *given.items()]).items(), listed_before, None))
+        kept = KeptResponse(b"", asked.previous_response_id, given, {}, new)
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
     return Question.of(wanted, reply, service, context, names)
 
 
 def _page(
-    items: Sequence[tuple[str, bytes]],
+    turns: Sequence[KeptResponse],
     query: requests.ItemsQuery,
     service: Service,
     context: Context,
 ) -> bytes:
-    """Return a page of the items of a conversation, of which no others are parsed.
+    """Return a page of the items of a conversation, without the last output.
 
-    Raises ApiError.
+    Other items are not read. Raises ApiError.
     """
-    found = ids_listed(items)
-    order = iter(found) if query.order == "asc" else reversed(found)
-    if query.after is not None and query.after not in order:  # goes on behind it
+    parts = [part for turn in turns for part in (turn.listed, turn.output)][:-1]
+    order: Any = iter if query.order == "asc" else reversed
+    left = iter(order(parts))
+    if query.after is not None:
+        left = dropwhile(lambda part: query.after not in part, left)
+    items = chain.from_iterable(order(part.items()) for part in left)
+    if query.after is not None and query.after not in (name for name, _ in items):  # goes behind it
         raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
-    page = list(islice(order, query.limit))
-    _hold(sum(len(found[name]) for name in page), service, context)
-    data = [listed(name, found[name]) for name in page]
-    made = {"object": "list", "data": data, "has_more": next(order, None) is not None}
-    ends = {"first_id": page[0], "last_id": page[-1]} if page else {}
+    page = list(islice(items, query.limit))
+    _hold(sum(len(content) for _, content in page), service, context)
+    data = [listed(name, content) for name, content in page]
+    made = {"object": "list", "data": data, "has_more": next(items, None) is not None}
+    ends = {"first_id": page[0][0], "last_id": page[-1][0]} if page else {}
     return to_json({**made, "first_id": None, "last_id": None, **ends})
 
 
@@ -240,13 +250,13 @@ class ResponseReply(Reply):
         self,
         asked: requests.ResponseRequest,
         response_id: str,
-        kept: Mapping[str, bytes] | None,
+        kept: KeptResponse | None,
         question: Question,
         stream: SpeechStream,
     ):
-        """kept: the input's items in JSON, where the response is kept; None where it is not."""
+        """kept: the response without its output, where it is kept; None where it is not."""
         super().__init__(question, stream)
-        self._asked, self._kept_input, self._id = asked, kept, response_id
+        self._asked, self._kept, self._id = asked, kept, response_id
         self._number = 0
         self._items = OutputItems()
         self._body = b""
@@ -284,10 +294,9 @@ class ResponseReply(Reply):
         """Keep the complete response for later turns."""
         super()._finish()
         self._body = to_json(self._object(self._status))
-        if self._kept_input is not None:
+        if self._kept is not None:
             output = {item["id"]: to_json(sent_back(item)) for item in self._items.items}
-            previous = self._asked.previous_response_id
-            kept = KeptResponse(self._body, previous, self._kept_input, output)
+            kept = replace(self._kept, body=self._body, output=output)
             self._service.responses.keep(self._context.owner, self._id, kept)
 
     @property
@@ -330,7 +339,7 @@ class ResponseReply(Reply):
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "store": self._kept_input is not None,
+            "store": self._kept is not None,
             "temperature": asked.temperature,
             "text": {
                 "format": {"type": "text"} if form is None else form.model_dump(by_alias=True)

@@ -98,7 +98,7 @@ async def speech(request: Request) -> Response:
     if len(context.body) <= SMALL_TEXT_BYTES:
         spoken = _start(service, context)
     else:
-        spoken = await service.model.start(_start, service, context)
+        spoken = await service.readers.run(context.owner, _start, service, context)
     context.release_body()
     wanted = spoken.wanted
     media_type = EVENTS if wanted.in_events else MEDIA_TYPES[wanted.sound_format]
@@ -149,6 +149,7 @@ class SpokenText:
     ):
         """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
         self.wanted, self.speaker, self._service = wanted, speaker, service
+        self._owner = context.owner
         self.finish_reason: FinishReason = "stop"
         self._head = wav_header(SAMPLE_RATE) if wanted.response_format == "wav" else b""
         self._kept: list[NDArray[np.float32]] = []
@@ -187,7 +188,7 @@ class SpokenText:
                         self.finish_reason = "length"
                     done["finish_reason"] = self.finish_reason
                     done["usage"] = speech_usage(event.result.timings)
-                    piece = await self._service.model.in_thread(self._last)
+                    piece = await self._service.readers.run(self._owner, self._last)
                     if piece or not self.wanted.in_events:
                         yield self._sent(piece)
         if self.wanted.in_events:

@@ -137,7 +137,7 @@ async def transcriptions(request: Request) -> Response:
     service, context = parts_of(request)
     context.param = "file"
     content_type = request.headers.get("content-type", "")
-    in_thread = service.model.in_thread
+    in_thread = partial(service.readers.run, context.owner)
     wanted, options, media, item = await in_thread(_read, service, context, content_type)
     await media.finish(context.account.hold)
     context.release_body()
@@ -218,7 +218,7 @@ class Transcription:
         omni, instruction = self._context.omni, self._wanted.instruction
         for window in self._windows:
             start = partial(stream_window, omni, window, instruction, **self._options)
-            stream = await self._service.model.start(start)
+            stream = await self._service.readers.run(self._context.owner, start)
             with closing(ServedStream(stream, self._service)) as served:
                 async for (event,) in served:
                     if isinstance(event, TextDelta) and event.text:

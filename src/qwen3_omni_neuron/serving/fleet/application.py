@@ -82,7 +82,7 @@ class Replica:
             task.cancel()
         if hasattr(self, "_service"):
             await self._service.decoder.close()
-            self._service.model.close()
+            self._service.close()
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])

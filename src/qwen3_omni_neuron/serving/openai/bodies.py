@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json
 
 from qwen3_omni_neuron.errors import REMOVED_FIELDS, did_you_mean, removed
+from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.service import Service
 
@@ -191,6 +192,7 @@ def read_json(text: bytes, what: str) -> Any:
     """
     values = escapes = 0
     for at in range(0, len(text), _STEP_BYTES):
+        pause()
         step = text[at : at + _STEP_BYTES]
         values += sum(map(step.count, (b",", b"[", b"{")))
         escapes += step.count(b"\\")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -450,10 +451,11 @@ def conversation(
     names: names of the messages for errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
-    return [
-        _message(message, where, read_media, transcript)
-        for message, where in zip(wanted.messages, names, strict=True)
-    ]
+    read = list[Json]()
+    for message, where in zip(wanted.messages, names, strict=True):
+        pause()
+        read.append(_message(message, where, read_media, transcript))
+    return read
 
 
 def _message(message: Message, where: str, read_media: ReadMedia, transcript: Transcript) -> Json:

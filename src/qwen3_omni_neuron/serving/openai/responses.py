@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
 
+from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.openai import chat_request as chat
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
@@ -515,6 +516,7 @@ def ids_listed(items: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
     for own, content in items:
         name, number = own, 1
         if own in shared:
+            pause()
             key = own, _digest(listed(own, content))
             if key in said:
                 continue

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Send
@@ -26,6 +26,7 @@ from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.service import Service
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 EventId = Annotated[str, Field(max_length=512)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 _FURTHER = names_in(ITEM, "") - {"*"}  # fields that items of a client may have, too
@@ -298,6 +299,15 @@ class Connection:
     async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a function in the session's thread."""
         return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
+
+    async def in_turn(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Call a function in the session's thread, in the owner's turn among the readers."""
+        return await self.in_thread(self.in_own_turn, call, *given)
+
+    def in_own_turn(self, call: Callable[..., Result], *given: Any) -> Result:
+        """Call a function in this thread, in the owner's turn among the readers."""
+        with self.service.readers.turn(self.context.owner):
+            return call(*given)
 
     def failed(self, error: Exception) -> ApiError:
         """Return the client's error for an exception; see `Service.failed`."""

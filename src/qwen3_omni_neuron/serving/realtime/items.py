@@ -106,7 +106,7 @@ class ConversationItems:
         service, context = self._connection.service, self._connection.context
         service.count_without_effect(ITEM, item)
         media = MediaReader(service, self._omni, context.owner)
-        draft = await self._connection.in_thread(self._read, item, media, codec)
+        draft = await self._connection.in_turn(self._read, item, media, codec)
         try:
             await media.finish(partial(_hold, draft, self.account))
         except BaseException:

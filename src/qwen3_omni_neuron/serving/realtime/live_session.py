@@ -159,7 +159,7 @@ class LiveSession:
             if text is None:
                 message = "events are sent as text, not as bytes."
                 raise ApiError(400, message, "invalid_json")
-            call = self._at_once if len(text) < _SMALL_EVENT else self._in_thread
+            call = self._at_once if len(text) < _SMALL_EVENT else self._connection.in_turn
             given = await call(events.parse_event, text)
             del text
             heard = dashscope.heard(given) if self._connection.is_dashscope else given
@@ -365,7 +365,9 @@ class LiveSession:
         """
         judging = None
         if heard is not None:
-            judge = self._service.model.in_thread(turn_detector.is_complete, heard)
+            judge = self._service.readers.run(
+                self._connection.context.owner, turn_detector.is_complete, heard
+            )
             judging = asyncio.create_task(judge)
         if answers:
             await self._in_thread(self._session.prepare, speaks(self._config))

@@ -192,7 +192,7 @@ class Responses:
 
     async def _begin_in_thread(self, *given: Any) -> StartedReply:
         """Call `_begin` in the session's thread. Cancelling the task leaves no reply behind."""
-        future = self._connection.pool.submit(self._begin, *given)
+        future = self._connection.pool.submit(self._connection.in_own_turn, self._begin, *given)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

@@ -141,7 +141,7 @@ class Transcriber:
             turn.counted = True
         with (
             service.requests.place(owner),
-            closing(await service.model.start(self._served, turn, window)) as served,
+            closing(await service.readers.run(owner, self._served, turn, window)) as served,
         ):
             async for (event,) in served:
                 if turn.dropped:
