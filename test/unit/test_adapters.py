@@ -247,6 +247,45 @@ def test_a_lone_factor_other_types_and_missing_files_are_refused(
             refused(base, [AdapterPath(tmp_path / "lone")])
 
 
+def test_a_file_without_what_its_settings_name_is_refused(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    query, value = (
+        factors(weights, QUERY.replace("q_proj", name)) for name in ("q_proj", "v_proj")
+    )
+    named = {"target_modules": ["q_proj", "self_attn.v_proj", "codec_head"]}
+    for number, (tensors, settings, message) in enumerate(
+        (
+            ({}, {}, "has no tensors"),
+            (query, named, "has no tensors for .*0.self_attn.v_proj, which its target_modules"),
+            (query | value, named, ""),
+            (query, {"target_modules": r".*\.[qv]_proj"}, ""),
+            (query, {**named, "exclude_modules": ["v_proj"]}, ""),
+        )
+    ):
+        folder = write(tmp_path / str(number), tensors, **settings)
+        if not message:
+            Checkpoint(base, [AdapterPath(folder)])
+            continue
+        with pytest.raises(CheckpointError, match=f"The adapter {folder} {message}"):
+            Checkpoint(base, [AdapterPath(folder)])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_a_merged_matrix_that_is_not_finite_is_refused_by_name(
+    base: Path, weights: dict[str, Tensor], tmp_path: Path, value: float
+) -> None:
+    for layer in (QUERY, EXPERT, SPEECH):
+        tensors = factors(weights, layer)
+        tensors[f"{layer}.lora_A.weight"][1, 2] = value
+        tensors[f"{layer}.lora_B.weight"] *= 1e3  # with which 3e38 overflows
+        folder = write(tmp_path / layer, tensors)
+        given = Checkpoint(base, [AdapterPath(folder)])
+        said = rf"{layer}\.weight with the adapter {folder} is NaN or infinite in \d+ of"
+        with pytest.raises(CheckpointError, match=said):
+            load_checkpoint_models(given, read_config(base), "int8", STAGES, packed=True)
+
+
 def test_over_drawn_weights_an_adapter_is_refused(tmp_path: Path, adapter: Path) -> None:
     drawn = write_tiny_checkpoint(tmp_path / "drawn", drawn=True)
     with pytest.raises(CheckpointError, match="no adapter can be merged"):
@@ -524,6 +563,27 @@ def test_weights_are_those_that_peft_merges(
     made.save_pretrained(tmp_path, save_embedding_layers=False)
     merged = peft.PeftModel.from_pretrained(Reference(base).model, tmp_path).merge_and_unload()
     assert_merged_alike(base, merged, tmp_path)
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_heads_and_tables_are_those_that_peft_merges_into_the_weight_beside_them(
+    base: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    from qwen3_omni_neuron.verification.oracle import Reference
+
+    config = peft.LoraConfig(r=RANK, lora_alpha=6, target_modules=[*targets, "q_proj"])
+    made = peft.get_peft_model(Reference(base).model.thinker, config)
+    draw_adapters(made)
+    for name, parameter in made.named_parameters():
+        if name.endswith(("embed_tokens.base_layer.weight", "lm_head.base_layer.weight")):
+            parameter.data *= 1.5
+    made.save_pretrained(tmp_path)
+    merged = made.merge_and_unload()
+    for name in targets:
+        theirs = getattr(merged, name, None) or merged.get_input_embeddings()
+        own = "thinker.lm_head.weight" if name == "lm_head" else "thinker.model.embed_tokens.weight"
+        assert torch.equal(read(base, own, tmp_path), theirs.weight)
 
 
 def test_several_are_those_that_peft_merges_in_order(base: Path, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Find and read a checkpoint: errors name whatever is missing or broken."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
+from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
+from qwen3_omni_neuron.cpu.precision import PRECISIONS
+from qwen3_omni_neuron.cpu.target import LIMITS
+from qwen3_omni_neuron.cpu.weights import compile_model, load_checkpoint_models
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
@@ -122,6 +128,34 @@ def test_a_tensor_of_another_shape_is_named(copy: Path, config: OmniConfig) -> N
     save_file(tensors, shard)
     with pytest.raises(CheckpointError, match=rf"{name} has shape \[63\]; config.json says \[64\]"):
         load(copy, config)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_one_number_that_is_not_finite_is_named(
+    copy: Path, config: OmniConfig, tmp_path: Path, dtype: str, value: float
+) -> None:
+    """In any matrix, norm, table or convolution, at loading and at compiling."""
+    for shard in sorted(copy.glob("*.safetensors")):
+        tensors = load_file(shard)
+        name = max(tensors, key=lambda name: (tensors[name].ndim, name))
+        small = min(tensors, key=lambda name: (tensors[name].ndim, name))
+        for chosen in (name, small):
+            kept = tensors[chosen].clone()
+            tensors[chosen].view(-1)[-2] = value
+            save_file(tensors, shard)
+            said = rf"{re.escape(chosen)} is NaN or infinite in 1 of {kept.numel()} numbers"
+            with pytest.raises(CheckpointError, match=said):
+                load_checkpoint_models(Checkpoint(copy), config, dtype, STAGES, packed=True)
+            with pytest.raises(CheckpointError, match=said):
+                for model in MODELS:
+                    compile_model(
+                        make_plan(copy, config, LIMITS, dtype=dtype),
+                        model,
+                        Path(tempfile.mkdtemp(dir=tmp_path)),
+                    )
+            tensors[chosen] = kept
+        save_file(tensors, shard)
 
 
 def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.checkpoint.files import Checkpoint, fingerprint
+from qwen3_omni_neuron.checkpoint.files import SINGLE_FILE, Checkpoint, ShardReader, fingerprint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
+from qwen3_omni_neuron.checkpoint.names import Piece
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
+from qwen3_omni_neuron.cpu.packing import Groups
+from qwen3_omni_neuron.cpu.precision import WeightForm
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import (
     WEIGHTS_FILE,
+    _published,
     compile_model,
     expected_bytes,
     load_checkpoint_models,
@@ -287,6 +291,20 @@ def test_a_matrix_of_several_forms_is_widened(
     ]
     layers = of_thinker_layers(exact)
     assert_equal_weights(ours, rounded | {n: t for n, t in layers.items() if n not in mixed})
+
+
+def test_kept_numbers_may_end_in_a_smaller_group(tmp_path: Path) -> None:
+    tensors, weights = pack_quantized(4, 64)(torch.randn(40, 96))
+    save_file({f"a.{ending}": t for ending, t in tensors.items()}, tmp_path / SINGLE_FILE)
+    settings = {**PACKED, "config_groups": {"group_0": {"weights": {"group_size": 64}}}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    checkpoint = Checkpoint(tmp_path)
+    form = WeightForm("published", torch.bfloat16, (40, 96), Groups(64))
+    with checkpoint.reader() as reader:
+        assert isinstance(reader, ShardReader)
+        kept = _published(form, weights.shape, [Piece("a.weight")], reader)
+        assert torch.equal(reader.tensor("a.weight"), weights)
+    assert torch.equal(form.widen({"a": kept}, "a", weights.shape), weights)
 
 
 # ---- what is not understood
