@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_ESCAPES,
@@ -17,6 +19,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import Voices
+from qwen3_omni_neuron.serving.openai.reply import token_logprobs
 from qwen3_omni_neuron.serving.realtime import events
 from qwen3_omni_neuron.serving.realtime.events import (
     Base64,
@@ -151,3 +154,17 @@ def test_base64_is_written_as_any_other_text() -> None:
     assert written == {"type": "kind", "event_id": written["event_id"], "item": item(str)}
     assert list(written) == ["type", "event_id", "item"]
     assert is_large({"item": item(lambda _: Base64("A" * (1 << 20)))})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_no_json_has_nan_or_infinity(number: float) -> None:
+    """A client's event with one is refused: the server would send it back."""
+    assert to_json({"logprob": number}) == b'{"logprob":null}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        events.server_event("error", number=number)
+    with pytest.raises(ApiError) as refused:
+        events.parse_event(json.dumps({"type": "session.update", "temperature": number}))
+    assert refused.value.code == "invalid_json"
+    delta = TextDelta("a", [1], [-0.5], [[(2, float("-inf"))]])
+    ((other,),) = (entry["top_logprobs"] for entry in token_logprobs(delta, lambda _: b"a"))
+    assert other["logprob"] == -9999.0

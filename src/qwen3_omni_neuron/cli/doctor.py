@@ -40,7 +40,7 @@ def add_doctor(parser: CommandParser) -> None:
 def _doctor(parsed: argparse.Namespace) -> int:
     versions = dict.fromkeys(LIBRARIES, "not installed") | installed_versions()
     report = {"machine": _machine(), "packages": versions, "extras": _extras(), "neuron": _neuron()}
-    print(json.dumps(report) if parsed.json else "\n\n".join(_tables(report)))
+    print(json.dumps(report, allow_nan=False) if parsed.json else "\n\n".join(_tables(report)))
     return 0
 
 

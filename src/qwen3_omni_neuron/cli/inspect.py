@@ -82,7 +82,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
     manifest = read_manifest(folder)
     if parsed.json:
         kept = json.loads((folder / MANIFEST_FILE).read_bytes())
-        print(json.dumps(kept | {"verified": parsed.verify}))
+        print(json.dumps(kept | {"verified": parsed.verify}, allow_nan=False))
     else:
         print(_format(manifest))
     if not parsed.verify:
@@ -126,7 +126,7 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
     if parsed.json:
         tensors = [dict(zip(heading, row, strict=True)) for row in rows]
         about = {"scales of inputs left aside": left, "dtype auto on the CPU": dtype}
-        print(json.dumps({"tensors": tensors} | about))
+        print(json.dumps({"tensors": tensors} | about, allow_nan=False))
         return 0
     print(aligned([heading, *rows]) + "\n")
     if left:

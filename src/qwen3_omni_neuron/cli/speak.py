@@ -275,7 +275,7 @@ def _json_line(result: "SpeechResult", out: str | None, warnings: Sequence[str])
         "warnings": list(warnings),
         "timings": asdict(result.timings),
     }
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 
 def _summary(result: "SpeechResult", out: str | None) -> str:

@@ -118,7 +118,7 @@ def _errors(files: Sequence[Path]) -> list[str]:
 
 
 def _json_line(outcome: "Transcript | Failure") -> str:
-    return json.dumps({**asdict(outcome), "file": str(outcome.file)})
+    return json.dumps({**asdict(outcome), "file": str(outcome.file)}, allow_nan=False)
 
 
 def _text_line(transcript: "Transcript") -> str:

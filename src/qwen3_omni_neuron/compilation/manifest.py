@@ -272,7 +272,7 @@ def file_sha256(path: Path) -> str:
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, so that the file is complete or missing. Raises OSError."""
     with written_whole(path) as file:
-        file.write((json.dumps(value, indent=2) + "\n").encode())
+        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 @contextmanager

@@ -191,8 +191,7 @@ class VocoderStage(Stage[VocoderTask]):
         if live.ended:
             return
         if not np.isfinite(samples).all():
-            first = live.decoded_frames + 1
-            step = f"frames {first} to {live.decoded_frames + task.chunk}"
+            step = f"the chunk from frame {live.decoded_frames + 1} on"
             live.end(EngineError.not_finite("vocoder", step))
             return
         live.timestamps.progress_s = now

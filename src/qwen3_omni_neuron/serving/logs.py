@@ -120,7 +120,7 @@ def _shown(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
 
 
 def _printable(line: str) -> str:

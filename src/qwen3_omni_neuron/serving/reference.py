@@ -15,7 +15,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic_core import to_json
+
+from qwen3_omni_neuron.serving.json_bytes import to_json
 
 DOCUMENT, PAGE = "/openapi.json", "/docs"
 PATHS = (DOCUMENT, PAGE)

@@ -91,7 +91,7 @@ class Keys:
                 "session_too_large",
                 "session",
             )
-        content = json.dumps([expires_at, session], separators=(",", ":")).encode()
+        content = json.dumps([expires_at, session], separators=(",", ":"), allow_nan=False).encode()
         signed = hmac.digest(self._signers[owner], content, "sha256") + content
         return (_SECRET + pybase64.urlsafe_b64encode(signed).rstrip(b"=")).decode()
 

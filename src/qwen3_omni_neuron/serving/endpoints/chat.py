@@ -8,7 +8,6 @@ from typing import Any
 import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic_core import to_json
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
@@ -22,6 +21,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     json_event,
     parts_of,
 )
+from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
-from pydantic_core import to_json
 
 from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
+from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import (
     CHAT_OPTIONS,

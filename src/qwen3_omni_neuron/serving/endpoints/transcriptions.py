@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
@@ -26,6 +26,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     parts_of,
 )
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
+from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import ClientObject, check_model, refused_field
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
@@ -328,7 +329,7 @@ def _value_of(text: str | list[str]) -> Any:
     if text in ("True", "False"):  # as Python's clients write them
         return text == "True"
     try:
-        return from_json(text) if text else None
+        return from_json(text, allow_inf_nan=False) if text else None
     except ValueError:
         return text
 

@@ -274,7 +274,8 @@ def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json
 def _token_logprob(token_id: int, logprob: float, spell: Callable[[int], bytes]) -> Json:
     spelled = spell(token_id)
     text = spelled.decode(errors="replace")
-    return {"token": text, "bytes": list(spelled), "logprob": logprob}
+    # -infinity, which JSON lacks, is -9999.0 to OpenAI's clients.
+    return {"token": text, "bytes": list(spelled), "logprob": max(logprob, -9999.0)}
 
 
 def _prompt_details(timings: Timings) -> Json:

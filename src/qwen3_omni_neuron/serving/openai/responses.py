@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from qwen3_omni_neuron.prompt.pauses import pause
+from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai import chat_request as chat
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,

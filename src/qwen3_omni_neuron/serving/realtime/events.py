@@ -259,7 +259,8 @@ def server_event(kind: str, **fields: Any) -> str:
         texts.append(value.text)
         return placeholder
 
-    first, *others = json.dumps(event, separators=(",", ":"), default=take).split(placeholder)
+    dumped = json.dumps(event, separators=(",", ":"), default=take, allow_nan=False)
+    first, *others = dumped.split(placeholder)
     return "".join((first, *chain.from_iterable(zip(texts, others, strict=True))))
 
 
