@@ -39,7 +39,6 @@ class Difference:
     share of the rows or codes that it does not explain. few: share that may be beyond. first: not
     explained. agreement: share of the likeliest tokens, or of codes, that are the reference's.
     sampled: of codes under the same random numbers. graph: kind of the stage's compiled graphs.
-    steps: agreement by step of the code predictor.
     """
 
     stage: str
@@ -52,7 +51,6 @@ class Difference:
     graph: str = ""
     agreement: float | None = None
     sampled: float | None = None
-    steps: tuple[float, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -68,14 +66,6 @@ class JudgedStage:
     array: str
     layers: int
     graph: str
-
-
-UNITS = {
-    **dict.fromkeys(("audio", "vision", "text_projection"), "row"),
-    **dict.fromkeys(("accepted", "hidden_projection"), "row of media"),
-    "thinker_logits": "token",
-}
-"""What a row of an array is; of the others, a frame."""
 
 
 def stages_of(config: OmniConfig) -> list[JudgedStage]:
@@ -164,8 +154,7 @@ def _rows(
             same.append((expected[f"{name}_top"] == ours[f"{name}_top"])[rows])
             beyond[-1] |= ~same[-1] & ~(expected[f"{name}_margins"][rows] <= allowed)
         if beyond[-1].any() and not first:
-            row = rows[beyond[-1].argmax()] + 1
-            first = f"question {number}, {UNITS.get(stage.array, 'frame')} {row}"
+            first = f"question {number}, row {rows[beyond[-1].argmax()] + 1}"
     if not errors:
         return None
     every = np.concatenate(errors)
@@ -213,23 +202,21 @@ def _row_errors(right: NDArray[np.float64], got: NDArray[np.float64]) -> NDArray
 
 def _codes(stage: JudgedStage, allowed: float, pairs: Pairs) -> Difference:
     """Compare each code where the codes before it in its frame are the same."""
+    same: dict[str, list[NDArray[np.bool_]]] = {"greedy": [], "sampled": []}
     unexplained, first = 0, ""
-    # By kind: the same codes, and those compared, at each step.
-    counts = np.zeros((2, 2, pairs[0][0]["greedy_margins"].shape[1]), int)
-    for kind, of_kind in zip(("greedy", "sampled"), counts, strict=True):
+    for kind, found in same.items():
         for number, (expected, ours) in enumerate(pairs, 1):
-            same = expected[f"{kind}_codes"] == ours[f"{kind}_codes"]  # [F, 16], code 0 is given
-            compared = np.logical_and.accumulate(same, 1)[:, :-1]
-            same = same[:, 1:]
-            beyond = compared & ~same & ~(expected[f"{kind}_margins"] <= allowed)
-            of_kind[:] += (compared & same).sum(0), compared.sum(0)
+            agree = expected[f"{kind}_codes"] == ours[f"{kind}_codes"]  # [F, 16], code 0 is given
+            compared = np.logical_and.accumulate(agree, 1)[:, :-1]
+            agree = agree[:, 1:]
+            beyond = compared & ~agree & ~(expected[f"{kind}_margins"] <= allowed)
+            found.append(agree[compared])
             unexplained += int(beyond.sum())
             if beyond.any() and not first:
                 step, frame = np.argwhere(beyond.T)[0] + 1
                 first = f"question {number}, frame {frame}, step {step}, {kind}"
-    agreeing, compared = counts.sum(0)
-    greedy, sampled = (float(one.sum() / of.sum()) for one, of in counts)
-    share, by_step = float(unexplained / compared.sum()), agreeing / compared.clip(1)
-    found = stage.name, int(compared.sum()), None, allowed, share, FEW_CODES, first
-    steps = tuple(by_step[compared > 0].tolist())
-    return Difference(*found, stage.graph, greedy, sampled, steps)
+    greedy, sampled = (np.concatenate(found) for found in same.values())
+    count = len(greedy) + len(sampled)
+    shares = float(greedy.mean()), float(sampled.mean())
+    size = stage.name, count, None, allowed, unexplained / count, FEW_CODES, first
+    return Difference(*size, stage.graph, *shares)

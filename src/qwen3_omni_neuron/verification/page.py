@@ -16,7 +16,7 @@ def page(verdict: Verdict) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    plan, reference, seen = verdict.plan, verdict.reference, verdict.seen
+    plan, reference = verdict.plan, verdict.reference
     yield f"qwen3-omni-neuron {PACKAGE_VERSION}, torch {torch.__version__}, {platform.platform()}"
     yield f"checkpoint: {verdict.folder}"
     yield (
@@ -30,9 +30,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield from _table(verdict.differences)
     yield ""
     yield "largest numbers that the engines returned:"
-    yield from (f"  {name}: {size:.4g}" for name, size in seen.largest.items())
-    for name, calls in seen.broken.items():
-        yield f"  {name}: NaN or infinity in {calls} calls"
+    yield from (f"  {name}: {size:.4g}" for name, size in verdict.largest.items())
     yield ""
     for number, spoken in enumerate(verdict.spoken, 1):
         yield from _answer(number, spoken)
@@ -57,9 +55,6 @@ def _table(differences: Sequence[Difference]) -> Iterator[str]:
     for one in differences:
         if one.first:
             yield f"{one.stage}: first beyond what rounding explains: {one.first}"
-        if one.steps:
-            steps = " ".join(f"{share:.0%}" for share in one.steps)
-            yield f"{one.stage}: the same code at steps 1 to {len(one.steps)}: {steps}"
 
 
 def _answer(number: int, spoken: Spoken) -> Iterator[str]:
@@ -90,9 +85,9 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
             )
         if not first.graph:
             yield "try: compare the checkpoint's tokenizer and chat template with the reference's"
-        elif first.steps:  # the code predictor
+        elif first.sampled is not None:  # the code predictor
             yield "try: compile code_predictor again with --predictor-dtype mixed"
         else:
             yield f"try: compile {first.graph} again; then --target cpu --dtype float32"
-    if verdict.seen.broken:
-        yield f"NaN or infinity, first in: {next(iter(verdict.seen.broken))}"
+    if verdict.broken:
+        yield f"NaN or infinity, first in: {verdict.broken[0]}"

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.errors import CheckpointError, OptionError
+from qwen3_omni_neuron.errors import CheckpointError, EngineError, OptionError
 from qwen3_omni_neuron.events import SpeechResult, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import LoadOptions, RequestOptions
@@ -42,25 +43,10 @@ from qwen3_omni_neuron.verification.reference import (
 )
 
 
-@dataclass
-class Seen:
-    """Results that engines have returned, by stage and call.
+def watch(engines: Engines, largest: dict[str, float]) -> None:
+    """Note the largest magnitude of what each call returns; NaN and infinity are larger."""
 
-    largest: largest magnitude. broken: number of calls that returned NaN or infinity.
-    """
-
-    largest: dict[str, float] = field(default_factory=dict)
-    broken: dict[str, int] = field(default_factory=dict)
-
-    def watch(self, engines: Engines) -> None:
-        """Note what the engines return from now on."""
-        for stage in ("encoder", "thinker", "talker", "vocoder"):
-            engine = getattr(engines, stage)
-            for name in ("encode", "prefill", "step", "predict", "start"):
-                if call := getattr(engine, name, None):
-                    setattr(engine, name, partial(self._call, f"{stage}.{name}", call))
-
-    def _call(self, name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def noted(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         result = call(*given, **named)
         is_media = isinstance(result, PromptMedia)
         parts = (result.rows, result.deepstack) if is_media else result
@@ -68,15 +54,19 @@ class Seen:
             array = torch.empty(0) if part is None else torch.as_tensor(part)
             if array.is_floating_point() and array.numel():
                 size = float(array.abs().max())
-                if not math.isfinite(size):
-                    self.broken[name] = self.broken.get(name, 0) + 1
-                self.largest[name] = max(self.largest.get(name, 0.0), size)
+                largest[name] = float(np.maximum(largest.get(name, 0.0), size))
         return result
+
+    for stage in ("encoder", "thinker", "talker", "vocoder"):
+        engine = getattr(engines, stage)
+        for name in ("encode", "prefill", "step", "predict", "start"):
+            if call := getattr(engine, name, None):
+                setattr(engine, name, partial(noted, f"{stage}.{name}", call))
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """An answer in speech, and what the model hears in it: None without finite speech."""
+    """An answer in speech, and what the model hears in it: None without speech."""
 
     question: Question
     result: SpeechResult
@@ -85,19 +75,27 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a verification. differences: from the reference. seen: of the engines' results."""
+    """Result of a verification.
+
+    differences: from the reference. largest: magnitude of the engines' results, by stage and call.
+    """
 
     folder: Path
     plan: CompilePlan
     reference: SavedReference | None
     differences: list[Difference]
-    seen: Seen
+    largest: dict[str, float]
     spoken: list[Spoken]
+
+    @property
+    def broken(self) -> list[str]:
+        """Calls that returned NaN or infinity."""
+        return [name for name, size in self.largest.items() if not math.isfinite(size)]
 
     @property
     def holds(self) -> bool:
         """True if rounding explains each stage, and no number is NaN or infinite."""
-        return not self.seen.broken and all(one.holds for one in self.differences)
+        return not self.broken and all(one.holds for one in self.differences)
 
 
 def verify(
@@ -120,15 +118,16 @@ def verify(
     tree = load.get("compiled_path")
     plan = plan_of(folder, config, tree and Path(tree), LoadOptions.parse(load))
     reference = None if against is None else read_reference(against, folder, plan.adapters)
-    seen, built = Seen(), []
+    largest: dict[str, float] = {}
+    built: list[Engines] = []
 
-    def watch(engines: Engines) -> Engines:
-        seen.watch(engines)
+    def keep(engines: Engines) -> Engines:
+        watch(engines, largest)
         built.append(engines)
         return engines
 
     progress(f"loading {folder} for target {plan.target} in {plan.dtype}")
-    with Qwen3Omni.load(folder, **load, reuse=False, wrap_engines=watch) as omni:
+    with Qwen3Omni.load(folder, **load, reuse=False, wrap_engines=keep) as omni:
         differences: list[Difference] = []
         if reference is not None:
             differences = compare(omni, built[0], plan, reference, progress)
@@ -136,8 +135,10 @@ def verify(
         else:
             questions = make_questions()
         progress("answering in speech")
-        spoken = [speak(omni, question) for question in questions]
-    return Verdict(folder, plan, reference, differences, seen, spoken)
+        spoken: list[Spoken] = []
+        with suppress(EngineError):  # NaN or infinity, which `largest` has
+            spoken.extend(speak(omni, question) for question in questions)
+    return Verdict(folder, plan, reference, differences, largest, spoken)
 
 
 def compare(
@@ -173,7 +174,7 @@ def speak(omni: Qwen3Omni, question: Question) -> Spoken:
     """Answer a question in speech, with the seed 0, and hear the answer again."""
     limits: dict[str, Any] = {"thinker_max_new_tokens": 64, "talker_max_new_tokens": 400}
     result = omni.generate_audio(question.messages, seed=0, **limits)
-    if not len(result.audio) or not np.isfinite(result.audio).all():
+    if not len(result.audio):
         return Spoken(question, result, None)
     audio = soxr.resample(result.audio, result.sample_rate, SAMPLING_RATE)
     item = {"audio": audio.clip(-1, 1), "sampling_rate": SAMPLING_RATE}

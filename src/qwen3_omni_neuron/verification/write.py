@@ -5,7 +5,6 @@ and computes again with the weights of the CPU's dtypes.
 """
 
 import gc
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +19,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import (
-    SINGLE_FILE,
-    Checkpoint,
-    resolve_checkpoint,
-    tensor_files,
-)
-from qwen3_omni_neuron.checkpoint.headers import INDEX_FILE
+from qwen3_omni_neuron.checkpoint.files import SINGLE_FILE, Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensors
@@ -49,7 +42,6 @@ from qwen3_omni_neuron.verification.reference import (
     thinned,
 )
 
-TOKENS, FRAMES = 16, 24
 ROUNDED = ("mixed", "int8", "int4")
 """Dtypes of the CPU whose weights differ. mixed: bfloat16 matrices and tables."""
 
@@ -60,8 +52,8 @@ def write_reference(
     questions: Sequence[Question],
     dtype: str = "float32",
     device: str = "cpu",
-    tokens: int = TOKENS,
-    frames: int = FRAMES,
+    tokens: int = 16,
+    frames: int = 24,
     adapters: Sequence[AdapterPath] = (),
     progress: Callable[[str], object] = lambda line: None,
 ) -> None:
@@ -79,16 +71,15 @@ def write_reference(
     prompt_builder = PromptBuilder(folder, config)
     with merged_checkpoint(folder, adapters) as merged, computing_on(device):
 
-        def load() -> ReferenceStages:
-            on = None if device == "cpu" else device
-            return ReferenceStages(Reference(merged, getattr(torch, dtype), on), config)
+        def load() -> Reference:
+            return Reference(merged, getattr(torch, dtype), None if device == "cpu" else device)
 
         progress(f"transformers {transformers.__version__} reads {folder} in {dtype} on {device}")
-        stages, replies, answers = load(), [], []
+        reference, replies, answers = load(), [], []
         for number, question in enumerate(questions):
             progress(f"{number + 1} of {len(questions)}: {question.title}")
             prompt = prompt_builder.prompt(question.messages)
-            reply = stages.reference.generate(
+            reply = reference.generate(
                 prompt,
                 thinker_eos_token_id=config.im_end_id,
                 thinker_min_new_tokens=2,
@@ -98,123 +89,116 @@ def write_reference(
             )
             shape = len(reply.codes), config.code_groups - 1
             uniforms = np.random.default_rng(number).random(shape, dtype=np.float32)
-            arrays = stages.results(prompt, reply, {"uniforms": uniforms})
+            arrays = stage_results(reference, config, prompt, reply, {"uniforms": uniforms})
             replies.append((prompt, reply))
             answers.append(ReferenceAnswer(question, arrays))
         # Without adapters "mixed" is what a released checkpoint has stored.
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
-            del stages
+            del reference
             gc.collect()
-            stages = load()
-            round_weights(stages.reference.model, rounded)
+            reference = load()
+            round_weights(reference.model, rounded)
             for (prompt, reply), answer in zip(replies, answers, strict=True):
                 exact = answer.arrays
-                found = stages.results(prompt, reply, exact)
+                found = stage_results(reference, config, prompt, reply, exact)
                 changed = {n: a for n, a in found.items() if not np.array_equal(a, exact[n])}
                 exact |= {f"{rounded}/{name}": array for name, array in changed.items()}
     digest = config_digest(folder, adapters)
     SavedReference(digest, transformers.__version__, dtype, device, answers).save(path)
 
 
-class ReferenceStages:
-    """The stages of the reference over the inputs of its own replies."""
+@torch.no_grad()
+def stage_results(
+    reference: Reference, config: OmniConfig, prompt: Prompt, reply: ReferenceResult, given: Arrays
+) -> Arrays:
+    """Compute all stages of the reference over the inputs of one of its replies.
 
-    def __init__(self, reference: Reference, config: OmniConfig):
-        assert config.talker is not None, "the checkpoint speaks"
-        self.reference, self._config = reference, config
-        self._thinker, self._talker = reference.model.thinker, reference.model.talker
-        self._predictor: Any = self._talker.code_predictor
-        self._accept = config.talker.accept_hidden_layer
-        self._tables = [
-            self._talker.get_input_embeddings(),
-            *self._predictor.get_input_embeddings(),
-        ]
+    given: uniforms, float32 [frames, 15], and the results with exact weights: `hidden` and
+    `accepted` of these are what the next stages get. Without them they get this model's own.
+    """
+    assert config.talker is not None, "the checkpoint speaks"
+    model, talker, codes = reference.model.thinker, reference.model.talker, reply.codes
+    ids = prompt.token_ids.to(codes.device)
+    thinker = reference.thinker_model(**_joined(reply.thinker_calls), output_hidden_states=True)
+    accepted = thinker.hidden_states[config.talker.accept_hidden_layer][0, : len(prompt)]
+    media = torch.isin(ids, ids.new_tensor(config.thinker.media_token_ids))
+    start = reply.talker_calls[0]["inputs_embeds"].shape[1] - 1
+    states = talker.model(**_joined(reply.talker_calls)).last_hidden_state[0]
+    states = states[start:][: len(codes)]
+    spoken = ids.new_tensor(text_rows(config, reply.token_ids, len(codes)))
+    text = model.get_input_embeddings()(spoken)
+    feedback = [table(codes[:, group]) for group, table in enumerate(_code_tables(talker))]
+    found = {
+        "prompt": prompt.token_ids.numpy(),
+        "token_ids": np.array(reply.token_ids),
+        "codes": codes.cpu().numpy(),
+        **_encoders(reference, config, prompt),
+        "accepted": as_array(accepted[media]),
+        **logits_arrays("thinker", model.lm_head(thinker.last_hidden_state[0, len(prompt) - 1 :])),
+        "text_projection": thinned(talker.text_projection(text)),
+        "hidden": as_array(states),
+        **logits_arrays("talker", talker.codec_head(states)),
+        "feedback": as_array(torch.stack(feedback).sum(0)),
+        "samples": as_array(reference.decode(codes)),
+    }
+    given = found | given
+    accepted, hidden = (torch.from_numpy(given[n]).to(text) for n in ("accepted", "hidden"))
+    uniforms = torch.from_numpy(given["uniforms"]).to(codes.device)
+    found["hidden_projection"] = thinned(talker.hidden_projection(accepted))
+    found["uniforms"] = given["uniforms"]
+    for kind, draws in (("greedy", None), ("sampled", uniforms)):
+        chosen, margins = _predict(talker, hidden, codes[:, 0], draws)
+        found[f"{kind}_codes"] = chosen.cpu().numpy()
+        found[f"{kind}_margins"] = as_array(margins)
+    return found
 
-    @torch.no_grad()
-    def results(self, prompt: Prompt, reply: ReferenceResult, given: Arrays) -> Arrays:
-        """Compute all stages.
 
-        given: uniforms, float32 [frames, 15], and the results with exact weights: `hidden` and
-        `accepted` of these are what the next stages get. Without them they get this model's own.
-        """
-        talker, codes = self._talker, reply.codes
-        ids = prompt.token_ids.to(codes.device)
-        thinker = self.reference.thinker_model(
-            **_joined(reply.thinker_calls), output_hidden_states=True
-        )
-        media = torch.isin(ids, ids.new_tensor(self._config.thinker.media_token_ids))
-        start = reply.talker_calls[0]["inputs_embeds"].shape[1] - 1
-        states = talker.model(**_joined(reply.talker_calls)).last_hidden_state[0]
-        states = states[start:][: len(codes)]
-        spoken = ids.new_tensor(text_rows(self._config, reply.token_ids, len(codes)))
-        text = self._thinker.get_input_embeddings()(spoken)
-        feedback = [table(codes[:, group]) for group, table in enumerate(self._tables)]
-        found = {
-            "prompt": prompt.token_ids.numpy(),
-            "token_ids": np.array(reply.token_ids),
-            "codes": codes.cpu().numpy(),
-            **self._encoders(prompt),
-            "accepted": as_array(thinker.hidden_states[self._accept][0, : len(prompt)][media]),
-            **logits_arrays(
-                "thinker", self._thinker.lm_head(thinker.last_hidden_state[0, len(prompt) - 1 :])
-            ),
-            "text_projection": thinned(talker.text_projection(text)),
-            "hidden": as_array(states),
-            **logits_arrays("talker", talker.codec_head(states)),
-            "feedback": as_array(torch.stack(feedback).sum(0)),
-            "samples": as_array(self.reference.decode(codes)),
-        }
-        given = found | given
-        accepted, hidden = (torch.from_numpy(given[n]).to(text) for n in ("accepted", "hidden"))
-        uniforms = torch.from_numpy(given["uniforms"]).to(codes.device)
-        found["hidden_projection"] = thinned(talker.hidden_projection(accepted))
-        found["uniforms"] = given["uniforms"]
-        for kind, draws in (("greedy", None), ("sampled", uniforms)):
-            chosen, margins = self._predict(hidden, codes[:, 0], draws)
-            found[f"{kind}_codes"] = chosen.cpu().numpy()
-            found[f"{kind}_margins"] = as_array(margins)
-        return found
+def _encoders(reference: Reference, config: OmniConfig, prompt: Prompt) -> Arrays:
+    """Return the rows of media among the thinker's inputs."""
+    c, shortest = config.thinker, {"talker_min_new_tokens": 2, "talker_max_new_tokens": 2}
+    reply = reference.generate(prompt, thinker_max_new_tokens=2, **shortest)
+    call = reply.thinker_calls[0]
+    rows = call["inputs_embeds"][0]
+    ids = prompt.token_ids.to(rows.device)
+    visual = rows[ids == c.image_token_id]
+    levels = [visual, *call.get("deepstack_visual_embeds", ())]
+    missing = 1 + len(c.vision.deepstack_layers) - len(levels)
+    return {
+        "audio": as_array(rows[ids == c.audio_token_id]),
+        "vision": as_array(torch.stack([*levels, *[visual] * missing])),
+    }
 
-    def _encoders(self, prompt: Prompt) -> Arrays:
-        """Return the rows of media among the thinker's inputs."""
-        c, shortest = self._config.thinker, {"talker_min_new_tokens": 2, "talker_max_new_tokens": 2}
-        reply = self.reference.generate(prompt, thinker_max_new_tokens=2, **shortest)
-        call = reply.thinker_calls[0]
-        rows = call["inputs_embeds"][0]
-        ids = prompt.token_ids.to(rows.device)
-        visual = rows[ids == c.image_token_id]
-        levels = [visual, *call.get("deepstack_visual_embeds", ())]
-        missing = 1 + len(c.vision.deepstack_layers) - len(levels)
-        return {
-            "audio": as_array(rows[ids == c.audio_token_id]),
-            "vision": as_array(torch.stack([*levels, *[visual] * missing])),
-        }
 
-    def _predict(
-        self, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
+def _predict(
+    talker: Any, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
 
-        Greedy: of its logit over the next, in standard deviations of the logits. Sampled: distance
-        of its random number from the interval's end, as a probability.
-        """
-        rows, codes, margins = hidden[:, None], [code0], []
-        for step, head in enumerate(self._predictor.lm_head):
-            rows = torch.cat((rows, self._tables[step](codes[-1])[:, None]), 1)
-            states = self._predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
-            logits = head(states[:, -1]).float()
-            if uniforms is None:
-                first, second = logits.topk(2).values.unbind(-1)
-                code, margin = logits.argmax(-1), (first - second) / logits.std(-1)
-            else:
-                values, ids = logits.topk(min(TOP_K, logits.shape[-1]))
-                limits, drawn = values.softmax(-1).cumsum(-1), uniforms[:, step, None]
-                place = (limits[:, :-1] <= drawn).sum(-1, keepdim=True)
-                code, margin = ids.gather(1, place)[:, 0], (limits - drawn).abs().amin(-1)
-            codes.append(code)
-            margins.append(margin)
-        return torch.stack(codes, 1), torch.stack(margins, 1)
+    Greedy: of its logit over the next, in standard deviations of the logits. Sampled: distance
+    of its random number from the interval's end, as a probability.
+    """
+    predictor, tables = talker.code_predictor, _code_tables(talker)
+    rows, codes, margins = hidden[:, None], [code0], []
+    for step, head in enumerate(predictor.lm_head):
+        rows = torch.cat((rows, tables[step](codes[-1])[:, None]), 1)
+        states = predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+        logits = head(states[:, -1]).float()
+        if uniforms is None:
+            first, second = logits.topk(2).values.unbind(-1)
+            code, margin = logits.argmax(-1), (first - second) / logits.std(-1)
+        else:
+            values, ids = logits.topk(min(TOP_K, logits.shape[-1]))
+            limits, drawn = values.softmax(-1).cumsum(-1), uniforms[:, step, None]
+            place = (limits[:, :-1] <= drawn).sum(-1, keepdim=True)
+            code, margin = ids.gather(1, place)[:, 0], (limits - drawn).abs().amin(-1)
+        codes.append(code)
+        margins.append(margin)
+    return torch.stack(codes, 1), torch.stack(margins, 1)
+
+
+def _code_tables(talker: Any) -> list[Any]:
+    return [talker.get_input_embeddings(), *talker.code_predictor.get_input_embeddings()]
 
 
 def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -274,17 +258,11 @@ def round_weights(model: Any, dtype: str) -> None:
             matrix.copy_(rounded_weight(name, matrix, dtype))
 
 
-# transformers reads all files in the order of their names, and the last tensor counts.
-MERGED_FILE = "with-adapters.safetensors"
-# Of this name it reads the file alone, without the index.
-_SHARD = {SINGLE_FILE: "model-00001-of-00001.safetensors"}
-
-
 @contextmanager
 def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator[Path]:
     """Write a checkpoint with adapters merged, for transformers, until the block ends.
 
-    Its files are links, and MERGED_FILE has the changed weights in float32. Raises CheckpointError.
+    Changed weights are in float32, others as they are stored. Raises CheckpointError.
     """
     if not adapters:
         yield folder
@@ -294,19 +272,14 @@ def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator
             f"{folder} is quantised: a reference with adapters is of the one in bfloat16."
         )
     checkpoint = Checkpoint(folder, adapters)
-    headers, names = checkpoint.headers(), sorted(checkpoint.merged_names)
     with TemporaryDirectory() as made, checkpoint.reader() as reader:
-        into = Path(made)
         for path in folder.resolve().iterdir():
-            if path.name != INDEX_FILE:
-                (into / _SHARD.get(path.name, path.name)).symlink_to(path)
-        layout = {name: (headers[name].shape, torch.float32) for name in names}
-        tensors = ((name, reader.tensor(name).contiguous()) for name in names)
-        write_tensors(into / MERGED_FILE, layout, tensors)
-        files = {name: _SHARD.get(file, file) for name, file in tensor_files(folder).items()}
-        index = {"metadata": {}, "weight_map": files | dict.fromkeys(names, MERGED_FILE)}
-        (into / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-        yield into
+            if ".safetensors" not in path.suffixes:
+                (Path(made) / path.name).symlink_to(path)
+        layout = {n: (stored.shape, reader.dtype(n)) for n, stored in checkpoint.headers().items()}
+        tensors = ((name, reader.tensor(name).contiguous()) for name in layout)
+        write_tensors(Path(made) / SINGLE_FILE, layout, tensors)
+        yield Path(made)
 
 
 @contextmanager
