@@ -100,12 +100,11 @@ def judge(
 ) -> list[Difference]:
     """Compare all stages. rounded: whether the reference's weights are rounded as the plan's."""
     wrong = [
-        number
+        f"question {number}"
         for number, (expected, ours) in enumerate(pairs, 1)
         if not np.array_equal(expected["prompt"], ours["prompt"])
     ]
-    first = f"question {wrong[0]}" if wrong else ""
-    share = len(wrong) / len(pairs)
+    share, first = len(wrong) / len(pairs), "".join(wrong[:1])
     found = [Difference("prompt's tokens", len(pairs), None, 0, share, 0, first)]
     if wrong:
         return found

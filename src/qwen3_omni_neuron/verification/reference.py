@@ -116,36 +116,26 @@ def draw_picture() -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class ReferenceAnswer:
-    """Results for one question: see this module's docstring for the names of the arrays."""
-
-    question: Question
-    arrays: Arrays
-
-    def rounded(self, dtype: str) -> Arrays:
-        """Return the results with the weights of a dtype; empty if there are none."""
-        return _below(self.arrays, f"{dtype}/")
-
-
-@dataclass(frozen=True)
 class SavedReference:
-    """A reference's results, and their origin. config: see `config_digest`."""
+    """A reference's results, and their origin.
+
+    config: see `config_digest`. answers: each question, and arrays as this module names them.
+    """
 
     config: str
     transformers: str
     dtype: str
     device: str
-    answers: list[ReferenceAnswer]
+    answers: list[tuple[Question, Arrays]]
 
     def save(self, path: Path) -> None:
         """Write the reference's file. Raises OutputError."""
         about = {name: value for name, value in vars(self).items() if name != "answers"}
-        about |= {"format": FORMAT, "questions": [answer.question.text for answer in self.answers]}
+        about |= {"format": FORMAT, "questions": [question.text for question, _ in self.answers]}
         arrays: Arrays = {"about": np.array(json.dumps(about))}
-        for number, answer in enumerate(self.answers):
-            asked = {"sound": answer.question.sound, "picture": answer.question.picture}
-            found = {name: array for name, array in asked.items() if array is not None}
-            arrays |= {f"{number}/{name}": a for name, a in (found | answer.arrays).items()}
+        for number, (question, results) in enumerate(self.answers):
+            asked = {"sound": question.sound, "picture": question.picture, **results}
+            arrays |= {f"{number}/{name}": a for name, a in asked.items() if a is not None}
         try:
             with path.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -165,9 +155,8 @@ def read_reference(
             raise ValueError(f"its format is {written}, this version reads {FORMAT}")
         answers = []
         for number, text in enumerate(about.pop("questions")):
-            own = _below(arrays, f"{number}/")
-            question = Question(text, own.get("sound"), own.get("picture"))
-            answers.append(ReferenceAnswer(question, own))
+            own = below(arrays, f"{number}/")
+            answers.append((Question(text, own.get("sound"), own.get("picture")), own))
         reference = SavedReference(**about, answers=answers)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ArtifactError(
@@ -183,7 +172,8 @@ def read_reference(
     return reference
 
 
-def _below(arrays: Arrays, prefix: str) -> Arrays:
+def below(arrays: Arrays, prefix: str) -> Arrays:
+    """Return the arrays whose names have a prefix, without it."""
     return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 

@@ -33,7 +33,6 @@ from qwen3_omni_neuron.verification.reference import (
     TOP_K,
     Arrays,
     Question,
-    ReferenceAnswer,
     SavedReference,
     as_array,
     config_digest,
@@ -89,9 +88,9 @@ def write_reference(
             )
             shape = len(reply.codes), config.code_groups - 1
             uniforms = np.random.default_rng(number).random(shape, dtype=np.float32)
-            arrays = stage_results(reference, config, prompt, reply, {"uniforms": uniforms})
             replies.append((prompt, reply))
-            answers.append(ReferenceAnswer(question, arrays))
+            given = {"uniforms": uniforms}
+            answers.append((question, stage_results(reference, config, prompt, reply, given)))
         # Without adapters "mixed" is what a released checkpoint has stored.
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
@@ -99,8 +98,7 @@ def write_reference(
             gc.collect()
             reference = load()
             round_weights(reference.model, rounded)
-            for (prompt, reply), answer in zip(replies, answers, strict=True):
-                exact = answer.arrays
+            for (prompt, reply), (_, exact) in zip(replies, answers, strict=True):
                 found = stage_results(reference, config, prompt, reply, exact)
                 changed = {n: a for n, a in found.items() if not np.array_equal(a, exact[n])}
                 exact |= {f"{rounded}/{name}": array for name, array in changed.items()}
