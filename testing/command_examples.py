@@ -5,10 +5,10 @@ import re
 import shlex
 
 from qwen3_omni_neuron.cli import make_parser
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser
+from qwen3_omni_neuron.cli.parsing import PROGRAM
 
 
-def verbs() -> dict[str, CommandParser]:
+def verbs() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each verb."""
     actions = make_parser()._actions
     [found] = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]

@@ -182,6 +182,7 @@ REMOVED_FLAGS: dict[str, str] = {
 """Flags of the command line that are not made from an option."""
 
 REMOVED_VERBS: dict[str, str] = {
+    "completion": "run `shtab -s bash qwen3_omni_neuron.cli.make_parser`, of PyPI's shtab.",
     "pull": "use `aws s3 sync`, `hf download`, a volume or an init container. See docs/fleet.md.",
     "push": "use `aws s3 sync`, `hf upload` or a volume. See docs/fleet.md.",
     "talk": "use the page of `serve`, or any client of the OpenAI Realtime API.",

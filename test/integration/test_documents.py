@@ -44,7 +44,7 @@ REQUIREMENTS = ROOT / "requirements"
 PINNED = re.compile(r'^"?([\w@/.-]+)(?:\[\w+\])?==([\d.]+)$|"([\w@/-]+)": "([\d.]+)"', re.MULTILINE)
 BESIDE = ("zod", "ws", "@langchain/core")
 # Programs of others, which are not run here.
-FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod", "evalscope", "aws", "hf"}
+FOREIGN = {"pip", "source", "git", "curl", "openssl", "chmod", "evalscope", "aws", "hf", "shtab"}
 SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
 
 

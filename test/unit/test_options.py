@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 import typing
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import (
@@ -130,7 +130,7 @@ def test_a_default_is_in_range_and_none_only_where_it_is_the_default() -> None:
 
 
 def test_the_command_line_has_a_flag_for_every_option() -> None:
-    parser = CommandParser()
+    parser = ArgumentParser()
     add_speak(parser)
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
     given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}

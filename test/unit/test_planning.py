@@ -1,6 +1,7 @@
 """Compile plans: a target's defaults, what a caller names, and what is refused."""
 
 import shlex
+from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
-from qwen3_omni_neuron.cli.parsing import CommandParser
 from qwen3_omni_neuron.compilation.loading import TARGETS
 from qwen3_omni_neuron.compilation.plan import MODELS, models_of
 from qwen3_omni_neuron.cpu.slots import CpuSlots
@@ -91,7 +91,7 @@ def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
 @pytest.fixture
 def parse() -> Any:
 
-    parser = CommandParser()
+    parser = ArgumentParser()
     verb.add_compile(parser)
     return parser.parse_args
 

@@ -221,9 +221,6 @@ VERBS = {
     "doctor": """
         --help --json -h
     """,
-    "completion": """
-        --help -h shell
-    """,
 }
 MANIFEST = {
     "Manifest": "fingerprint plan versions models adapters",

@@ -7,30 +7,36 @@ import signal
 import sys
 import time
 import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, refuse_unknown, with_flags
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.engines.process.child import kill_children
-from qwen3_omni_neuron.errors import ExitStatus, Qwen3OmniError
+from qwen3_omni_neuron.errors import (
+    REMOVED_VERBS,
+    ExitStatus,
+    Qwen3OmniError,
+    did_you_mean,
+    removed,
+)
 
 END_S = 10.0  # time for the verb to clean up after a signal
 VERBS = {
-    "speak": ("speak", "answer a question in text and speech"),
-    "say": ("speak", "speak a text itself"),
-    "serve": ("serve", "answer over HTTP, as OpenAI's API does"),
-    "transcribe": ("transcribe", "write down the words of sound files"),
-    "compile": ("compile", "convert a checkpoint once, for one target"),
-    "inspect": ("inspect", "show what compile wrote, and verify it; or a checkpoint"),
-    "doctor": ("doctor", "report on this machine, to paste into an issue"),
-    "verify": ("verify", "compare a model with transformers, by stages"),
-    "completion": ("completion", "write a shell's completion of this command"),
+    "speak": ("speak", "[text]", "answer a question in text and speech"),
+    "say": ("speak", "text", "speak a text itself"),
+    "serve": ("serve", "", "answer over HTTP, as OpenAI's API does"),
+    "transcribe": ("transcribe", "FILE...", "write down the words of sound files"),
+    "compile": ("compile", "", "convert a checkpoint once, for one target"),
+    "inspect": ("inspect", "DIR|ID", "describe a compiled tree or a checkpoint"),
+    "doctor": ("doctor", "", "report on this machine, to paste into an issue"),
+    "verify": ("verify", "", "compare a model with transformers, by stages"),
 }
-"""Verbs, each with the module that has its `add_VERB`, and its help."""
+"""Verbs, each with the module that has its `add_VERB`, its positional arguments, and its help."""
 
 
 def run() -> NoReturn:
@@ -143,11 +149,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(arguments: Sequence[str]) -> int:
-    parser = make_parser(next(iter(arguments), ""))
-    parsed = parser.parse_args(arguments)
-    if parsed.run is None:
-        parser.print_help()
-        return ExitStatus.OK
+    verb = next(iter(arguments), "")
+    parser = make_parser(verb)
+    if verb not in VERBS and not verb.startswith("-"):
+        if not verb:
+            parser.print_help()
+            return ExitStatus.OK
+        text = removed(verb, REMOVED_VERBS)
+        parser.error(text or f"unknown command {verb!r}.{did_you_mean(verb, VERBS)}")
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        refuse_unknown(getattr(parsed, "verb", parser), unknown)
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
@@ -159,21 +171,23 @@ def _run_verb(arguments: Sequence[str]) -> int:
         return ExitStatus.INTERRUPTED
 
 
-def make_parser(verb: str | None = None) -> CommandParser:
+def make_parser(verb: str | None = None) -> ArgumentParser:
     """Make the parser of the command line. verb: the only one that gets its arguments; None: all.
 
     The module of a verb is imported with its arguments.
     """
-    parser = CommandParser(
+    parser = ArgumentParser(
         prog=PROGRAM,
         description="Qwen3-Omni listens, writes and speaks. VERB --help has flags and examples.",
     )
     version = f"{PROGRAM} {PACKAGE_VERSION}"
     parser.add_argument("--version", action="version", version=version)
-    parser.set_defaults(run=None)
-    verbs = parser.add_subparsers(metavar="VERB")
-    for name, (module, help_) in VERBS.items():
-        made = verbs.add_parser(name, help=help_)
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name, (module, arguments, help_) in VERBS.items():
+        usage = f"{PROGRAM} {name} [options] {arguments}".rstrip()
+        made = verbs.add_parser(
+            name, help=help_, usage=usage, formatter_class=RawDescriptionHelpFormatter
+        )
         made.set_defaults(verb=made, given_files=())
         if verb in (None, name):
             getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(made)

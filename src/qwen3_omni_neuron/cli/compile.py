@@ -14,7 +14,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     add_option,
     chosen_model,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser, add_quiet
+from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, find_target
 from qwen3_omni_neuron.compilation.plan import (
     MODELS,
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 DRY_RUN_TARGETS = ("torchneuron", "neuron")  # the first is the default
 
 
-def add_compile(parser: CommandParser) -> None:
+def add_compile(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_compile)
-    parser.add_examples(
+    add_examples(
+        parser,
         "compile --model CHECKPOINT --target cpu --dry-run",
         "compile --model CHECKPOINT --dtype int8 --out tree",
     )
@@ -65,7 +66,7 @@ def add_compile(parser: CommandParser) -> None:
         metavar="NAME",
         help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
-    add_quiet(parser)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _compile(parsed: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.compilation.versions import (
     LIBRARIES,
     PACKAGE,
@@ -26,14 +26,14 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_torchneuron,
 )
 
-EXTRAS = ("serve", "realtime", "smart-turn", "video", "ray", "completion")
+EXTRAS = ("serve", "realtime", "smart-turn", "video", "ray")
 NEURON_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
 
 
-def add_doctor(parser: CommandParser) -> None:
+def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_doctor)
-    parser.add_examples("doctor", "doctor --json")
+    add_examples(parser, "doctor", "doctor --json")
     parser.add_argument("--json", action="store_true", help="print a line of JSON")
 
 

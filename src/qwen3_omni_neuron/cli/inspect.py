@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -52,10 +52,10 @@ def model_row(model: str, record: ModelRecord, seconds: str) -> tuple[str, str, 
     return model, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"
 
 
-def add_inspect(parser: CommandParser) -> None:
+def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
-    parser.add_examples("inspect tree --verify", "inspect CHECKPOINT --json")
+    add_examples(parser, "inspect tree --verify", "inspect CHECKPOINT --json")
     parser.add_argument(
         "folder",
         metavar="DIR|ID",

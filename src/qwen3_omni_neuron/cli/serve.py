@@ -16,7 +16,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.serving.settings import (
     KEYS_VARIABLE,
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
 
 
-def add_serve(parser: CommandParser) -> None:
+def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb, those of ServerSettings among them."""
     parser.set_defaults(run=partial(_serve, parser))
-    parser.add_examples("serve", "serve --port 8001 --host 0.0.0.0 --api-keys keys.txt")
+    add_examples(parser, "serve", "serve --port 8001 --host 0.0.0.0 --api-keys keys.txt")
     parser.add_argument(
         "--ray",
         type=Path,
@@ -58,7 +58,7 @@ def add_serve(parser: CommandParser) -> None:
     parser.add_argument("--log-format", choices=forms, default="auto", help=text)
 
 
-def _serve(parser: CommandParser, parsed: argparse.Namespace) -> int:
+def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     own = [
         action.option_strings[0]

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, GivenFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions, SpeechArguments
 
@@ -40,10 +40,11 @@ _FOR_PROGRAMS = (
 )
 
 
-def add_speak(parser: CommandParser) -> None:
+def add_speak(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb and a flag for each option of a request."""
     parser.set_defaults(run=_speak)
-    parser.add_examples(
+    add_examples(
+        parser,
         'speak "two plus three"',
         "speak --audio question.wav --out answer.mp3 --speaker Chelsie",
         'speak "two plus three" --out - | aplay -f S16_LE -r 24000',
@@ -65,10 +66,11 @@ def add_speak(parser: CommandParser) -> None:
     _add_options(parser, [option.name for option in REQUEST_OPTIONS])
 
 
-def add_say(parser: CommandParser) -> None:
+def add_say(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb and a flag for each option that its requests have."""
     parser.set_defaults(run=_say)
-    parser.add_examples(
+    add_examples(
+        parser,
         'say "seven red goodbye"',
         'say "seven red goodbye" --speaker Chelsie --out said.mp3',
         "say - --json < text.txt",
@@ -79,7 +81,7 @@ def add_say(parser: CommandParser) -> None:
     _add_options(parser, SpeechArguments.__annotations__)
 
 
-def _add_output(parser: CommandParser) -> None:
+def _add_output(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what becomes of a reply."""
     parser.add_argument(
         "--out",
@@ -104,7 +106,7 @@ def _add_output(parser: CommandParser) -> None:
     )
 
 
-def _add_options(parser: CommandParser, names: Collection[str]) -> None:
+def _add_options(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
     group = parser.add_argument_group("options of the reply")
     for option in REQUEST_OPTIONS:
         if option.name in names and option.name not in _FOR_PROGRAMS:

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, CommandParser, GivenFile, add_quiet, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, GivenFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.serving.transcription import Failure, Transcript
 
 
-def add_transcribe(parser: CommandParser) -> None:
+def add_transcribe(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.set_defaults(run=_transcribe)
-    parser.add_examples("transcribe question.wav", "transcribe question.wav answer.wav --json")
+    add_examples(parser, "transcribe question.wav", "transcribe question.wav answer.wav --json")
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"
     )
@@ -47,7 +47,7 @@ def add_transcribe(parser: CommandParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON a file, with times in seconds"
     )
-    add_quiet(parser)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:

@@ -12,17 +12,18 @@ from qwen3_omni_neuron.cli.model_arguments import (
     existing,
     load_arguments,
 )
-from qwen3_omni_neuron.cli.parsing import CommandParser
+from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.errors import ExitStatus, NotInstalledError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
 
 
-def add_verify(parser: CommandParser) -> None:
+def add_verify(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_verify)
-    parser.add_examples(
+    add_examples(
+        parser,
         "verify --model CHECKPOINT",
         "verify --model CHECKPOINT --write reference.npz",
         "verify --model CHECKPOINT --against reference.npz --compiled tree",
