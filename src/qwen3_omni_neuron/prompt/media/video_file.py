@@ -395,6 +395,15 @@ def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
             yield from packets.decoded(packet)
 
 
+def _pixels(frame: "VideoFrame", **size: int) -> NDArray[Any]:
+    """Return a frame's pixels, scaled on one thread: a decoder's process can't start more."""
+    import av
+
+    # Before this version it is always one.
+    threads = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
+    return frame.to_ndarray(format="rgb24", **size, **threads)
+
+
 class _KeptFrames:
     """Chosen frames: upright, fitted, and of one size. failed: number of undecodable packets."""
 
@@ -417,12 +426,11 @@ class _KeptFrames:
         size = (frame.height, frame.width) if quarters % 2 == 0 else (frame.width, frame.height)
         self._size = self._size or size
         if size == self._size:
-            pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
+            pixels = np.rot90(_pixels(frame), quarters)
         else:
             self._other = size
             height, width = self._size if quarters % 2 == 0 else self._size[::-1]
-            scaled = frame.to_ndarray(format="rgb24", width=width, height=height)
-            pixels = np.rot90(scaled, quarters)
+            pixels = np.rot90(_pixels(frame, width=width, height=height), quarters)
         fitted = self._fit(pixels)
         if self.frames is None:
             self.frames = np.empty((len(self._chosen), *fitted.shape), np.uint8)
