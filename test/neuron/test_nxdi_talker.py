@@ -1,6 +1,6 @@
 """The talker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +46,35 @@ def test_frames_of_graphs_between_one_slot_and_all(
 ) -> None:
     """Three slots take the graph of four, with an idle row."""
     assert_turns_alike(both_of_five, (order, order, [1, 4, 0, 2, 3]))
+
+
+@torch.inference_mode()
+def test_a_cleared_slot_has_no_nan_where_prompts_do_not_reach(
+    both_of: Callable[..., BothEngines],
+) -> None:
+    """The last row of a reply was NaN, too. Without the call the next one beside a long one is."""
+    slots: Any = both_of(talker_context_length=320)[1].talker._decoder  # type: ignore[union-attr]
+    cache = slots._graphs.context_encoding_model.model.kv_mgr.past_key_values
+
+    def prefill(slot: int, rows: int) -> None:
+        slots.prefill(slot, torch.ones(rows, 64), torch.arange(rows).repeat(3, 1))
+
+    def finite() -> list[bool]:
+        return slots.step([0, 1], torch.ones(2, 64))[0].isfinite().all(1).tolist()
+
+    for clears in (False, True):
+        for slot in (0, 1):
+            prefill(slot, 256)
+        assert finite() == [True, True]
+        for tensor in cache:
+            tensor.data[0, :, :256] = float("nan")
+        assert finite() == [False, True]
+        before = [tensor[1:, :, :320].clone() for tensor in cache]
+        if clears:
+            slots.clear(0)
+        assert all(map(torch.equal, (tensor[1:, :, :320] for tensor in cache), before))
+        prefill(0, 5)
+        assert finite() == [clears, True]
 
 
 def assert_turns_alike(both: BothEngines, turns: Sequence[list[int]]) -> None:

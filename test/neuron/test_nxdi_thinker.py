@@ -119,6 +119,18 @@ def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: l
         assert changed == [[slot, lengths[slot]] for slot in slots]
 
 
+def test_a_cleared_slot_of_nan_serves_as_the_cpus_beside_a_long_one(both: BothEngines) -> None:
+    ours, theirs = (engines.thinker for engines in both)
+    long = assert_prefills_alike(ours, theirs, 1, text_prompt(200))
+    cache: Any = theirs._decoder._graphs.context_encoding_model.model.kv_mgr  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        for tensor in cache.past_key_values:
+            tensor.data[0] = float("nan")
+    theirs.clear(0)
+    token = assert_prefills_alike(ours, theirs, 0, text_prompt(9))
+    assert_steps_alike(ours, theirs, [0, 1], [token, long], steps=2)
+
+
 def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(CONTEXT_LENGTH - 1))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,13 +16,18 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.sampling import NOT_FINITE
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines import NeuronPredictor, NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
-from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
+from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
+from qwen3_omni_neuron.neuron.slots import GraphSlots
 from qwen3_omni_neuron.neuron.torchneuron import graph as graph_module
 from qwen3_omni_neuron.neuron.torchneuron.graph import (
     Collectives,
@@ -156,6 +162,94 @@ def test_a_call_renews_the_state_that_it_is_given(
         for ours, theirs in zip(states, before, strict=True):
             torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
     assert len(compilations) == 1
+
+
+def loaded(
+    config: OmniConfig, checkpoint: Path, folder: Path, part: str
+) -> tuple[PartGraphs, LoadedPart]:
+    """Load a part with two windows, and two recent rows a slot, in this process."""
+    plan = replace(TINY_PLAN, prompt_buckets=(12,), batches=(3,), chunk_frames=(4,))
+    spec = part_spec(config, plan, part)
+    write_part_shards(spec, Checkpoint(checkpoint), folder)
+    graphs = PartGraphs(spec, CPU, folder)
+    return graphs, LoadedPart(spec.graphs, graphs.run)
+
+
+def plant(graphs: PartGraphs) -> None:
+    """Fill the whole state of slot 0 with NaN."""
+    for tensor in graphs._state:
+        tensor[0] = float("nan")
+
+
+@pytest.mark.parametrize("name", ["thinker", "talker"])
+def test_nan_in_a_slot_reaches_neither_others_nor_the_next_request(
+    config: OmniConfig, checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    """The next one is short, beside a long one; then a cached prompt is copied to the slot."""
+    graphs, part = loaded(config, checkpoint, tmp_path, name)
+    width = decoder_config(config, name).hidden_size
+    slots = GraphSlots(part, name)
+
+    def prefill(slot: int, rows: int, start: int = 0) -> Tensor:
+        given = torch.randn(rows, width, generator=seeded(rows))
+        return slots.prefill(slot, given, torch.arange(rows).repeat(3, 1), start=start)[0]
+
+    def step() -> Tensor:
+        return slots._step(
+            [0, 1, 2], torch.arange(3) if name == "thinker" else torch.ones(3, width)
+        )[0]
+
+    replies = []
+    for planted in (False, True):
+        for slot, rows in enumerate((20, 30, 9)):
+            prefill(slot, rows)
+        if planted:
+            plant(graphs)
+        said = [step()[1:]]
+        if planted:
+            others = [tensor[1:].clone() for tensor in graphs._state]
+            slots.clear(0)
+            assert all(map(torch.equal, (tensor[1:] for tensor in graphs._state), others))
+        said += [prefill(0, 5), *(step() for _ in range(5))]
+        slots.copy(2, 0, 9)
+        said += [prefill(0, 2, start=9), step()]
+        replies.append(torch.cat(said))
+    assert replies[0].isfinite().all()
+    assert torch.equal(replies[1], replies[0])
+
+
+def test_a_stream_begins_anew_in_a_slot_of_nan(
+    config: OmniConfig, checkpoint: Path, tmp_path: Path
+) -> None:
+    graphs, part = loaded(config, checkpoint, tmp_path, "code2wav")
+    assert config.code2wav is not None
+    vocoder = NeuronVocoder(part, config.code2wav)
+    codes, sounds = list(torch.arange(24).view(2, 4, 3)), []
+    for planted in (False, True):
+        vocoder.start([1], codes[:1])
+        if planted:
+            plant(graphs)
+        started = vocoder.start([0, 2], codes)
+        sounds.append(np.concatenate([*started, *vocoder.step([0, 1], codes)]))
+    assert np.array_equal(*sounds)
+    assert abs(sounds[0]).max() > 0
+
+
+def test_codes_are_marked_in_the_slot_whose_logits_are_not_finite(
+    config: OmniConfig, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert config.talker is not None
+    _, part = loaded(config, checkpoint, tmp_path, "code_predictor")
+    predictor = NeuronPredictor(part, config.talker.predictor.vocab_size)
+    sampling = [PredictorSampling(np.full(2, 0.5, np.float32), 50, 1.0)] * 3
+    hidden, frames = torch.randn(3, config.talker.text.hidden_size, generator=seeded(0)), []
+    for row in (hidden[1].clone(), float("nan")):
+        hidden[1], feedback = row, torch.zeros_like(hidden)
+        codes = predictor.predict([2, 0, 1], [4, 5, 6], sampling, hidden, feedback)
+        frames.append((codes, feedback[[2, 0]]))
+    (expected, sums), (codes, others) = frames
+    assert codes.tolist() == [*expected[:2].tolist(), [6, NOT_FINITE, NOT_FINITE]]
+    assert torch.equal(others, sums)
 
 
 def compiled_like(function: Callable[..., Any], *inputs: Tensor) -> None:
