@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.edge import quotas
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -107,3 +108,18 @@ def test_an_owners_share_is_half_where_there_can_be_several_owners(
 def test_an_owners_share_outside_of_0_to_1_is_refused(share: float) -> None:
     with pytest.raises(OptionError, match="owner_share must be a number above 0 and at most 1"):
         ServerSettings(owner_share=share)
+
+
+def test_an_owner_counts_among_the_others_until_a_moment_after_its_last_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])
+    held = quota()
+    held.take("one")
+    assert held.has_others("two") and not held.has_others("one")
+    held.give_back("one")
+    now[0] = quotas.RECENT_S
+    assert held.has_others("two")
+    now[0] += 0.1
+    assert not held.has_others("two")

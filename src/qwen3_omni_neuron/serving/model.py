@@ -20,7 +20,7 @@ LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 CLOSE_S = 10.0  # time for the model's threads and processes to end
-SWITCH_S = 0.001  # a reply's threads wait so long for one that reads another request
+SWITCH_S = 0.0002  # a reply's threads wait so long for one that reads another request
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 

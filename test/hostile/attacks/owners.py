@@ -32,8 +32,8 @@ from testing.websocket_client import send
 LINKS, LEFT_S = 8, 0.05  # connections of one client, and the time after which each leaves
 RESPONSES = "/v1/responses"
 WORDS, MESSAGES = "seven red three ", 8000
-TIMES = (8192, 4096, 2048, 1024, 256, 64, 8, 1)
-ONE_TOKEN = ("max_tokens", "max_output_tokens", "thinker_max_new_tokens")
+TIMES = (8192, 2048, 512, 64, 8)
+ONE_TOKEN = ("max_output_tokens", "max_tokens")
 Json = dict[str, Any]
 Request = tuple[str, str, Mapping[str, str], bytes]
 """Method, path, headers and body."""
@@ -140,12 +140,13 @@ def candidates(path: str, operation: Json, by_list: bool) -> Iterator[Request]:
         return
     fields, example = content["schema"]["properties"], content["example"]
     main = next(iter(example))
-    more: Json = {name: 1 for name in ONE_TOKEN if name in fields}
+    more: Json = dict.fromkeys([name for name in ONE_TOKEN if name in fields][:1], 1)
     if "truncation" in fields:
         more["truncation"] = "auto"
     for times in TIMES:
         large = enlarged(example[main], times, by_list)
         yield asked(path, {**example, **more, main: large})
+    yield asked(path, example)
 
 
 def dearest(target: Target, method: str, path: str, by_list: bool) -> list[Outcome]:

@@ -4,11 +4,14 @@ An owner is an API key, or without keys an address: see `serving.edge.keys.Keys.
 """
 
 import threading
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+
+RECENT_S = 1.0  # an owner between two requests counts among the others for so long
 
 
 class Quota:
@@ -26,6 +29,7 @@ class Quota:
         self._most = most if callable(most) else lambda: most
         self._lock = threading.Lock()
         self._by_owner: Counter[str] = Counter()
+        self._left_s: OrderedDict[str, float] = OrderedDict()  # owners who have nothing any more
         self.taken = 0
 
     def take(self, owner: str, amount: int = 1) -> None:
@@ -60,16 +64,25 @@ class Quota:
             self._add(owner, -amount)
             if not self._by_owner[owner]:
                 del self._by_owner[owner]
+                self._left_s[owner] = time.monotonic()
+                self._left_s.move_to_end(owner)
+                self._forget_left()
 
     def has_others(self, owner: str) -> bool:
-        """Return whether an owner beside this one has taken anything."""
+        """Return whether an owner beside this one has taken anything, now or a moment ago."""
         with self._lock:
-            return len(self._by_owner) > (owner in self._by_owner)
+            self._forget_left()
+            return any(other != owner for other in (*self._by_owner, *self._left_s))
 
     def place(self, owner: str) -> "Place":
         """Take one place. Raises ApiError."""
         self.take(owner)
         return Place(self, owner)
+
+    def _forget_left(self) -> None:
+        before_s = time.monotonic() - RECENT_S
+        while self._left_s and next(iter(self._left_s.values())) < before_s:
+            self._left_s.popitem(last=False)
 
     def _add(self, owner: str, amount: int) -> None:
         self._by_owner[owner] += amount
