@@ -68,12 +68,18 @@ _STAGES: Sequence[Mapping[str, str]] = (
 )
 
 
-class TextPart(ClientObject):
+class Text(ClientObject):
+    """Base of parts with text."""
+
+    type: str
+    text: str
+
+
+class TextPart(Text):
     """Text of a message."""
 
     further = _PARTS
     type: Literal["text"]
-    text: str
 
 
 class RefusalPart(ClientObject):
@@ -508,6 +514,6 @@ def _check_message(message: Message, where: str) -> None:
 
 
 def _item(part: MessagePart, where: str, read_media: ReadMedia) -> Json:
-    if isinstance(part, TextPart | RefusalPart):
-        return {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
+    if isinstance(part, Text | RefusalPart):
+        return {"type": "text", "text": part.text if isinstance(part, Text) else part.refusal}
     return read_media(part.model_dump(), where)

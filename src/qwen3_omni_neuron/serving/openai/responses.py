@@ -2,11 +2,11 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import from_json
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError, from_json
 
 from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.json_bytes import to_json
@@ -50,14 +50,28 @@ FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
 }
 """Schemas of the fields that a request may have beside those of `ResponseRequest`."""
 _ITEMS = names_in(RESPONSES, "input[]")
+NO_TOOLS = (
+    "there are no built-in tools. Describe a function (type: function), and run it where its call "
+    "arrives"
+)
 
 
-class SaidPart(ClientObject):
+def must(fit: Callable[[Any], bool], why: str) -> AfterValidator:
+    """Return a validator that refuses a value, which does not fit, with a sentence."""
+
+    def check(value: Any) -> Any:
+        if not fit(value):
+            raise PydanticCustomError("unfit", "{why}", {"why": why})
+        return value
+
+    return AfterValidator(check)
+
+
+class SaidPart(chat.Text):
     """Text of a message, or of a function's result."""
 
     further = names_in(RESPONSES, "input[].content[]")
     type: Literal["input_text", "output_text"]
-    text: str
 
 
 class InputImagePart(chat.MediaObject):
@@ -65,13 +79,21 @@ class InputImagePart(chat.MediaObject):
 
     model_config = ConfigDict(json_schema_extra=with_item_fields("image"))
     type: Literal["input_image"]
-    image_url: str | None = None
+    image_url: Annotated[str | None, must(bool, "no files are stored. Send a data URL")] = Field(
+        None, validate_default=True
+    )
 
 
 class InputFilePart(chat.MediaObject):
     """A document, which is refused."""
 
-    type: Literal["input_file"]
+    type: Annotated[
+        Literal["input_file"],
+        must(
+            lambda _: False,
+            "documents are not read. Send its text as input_text, or its pages as input_image",
+        ),
+    ]
 
 
 InputPart = Annotated[
@@ -84,7 +106,10 @@ InputPart = Annotated[
     | InputFilePart,
     OneOf(),
 ]
-InputContent = Annotated[str | list[InputPart], OneOf("a string or a list of parts")]
+OutputPart = Annotated[
+    SaidPart | chat.RefusalPart,
+    OneOf("text: the result of a function is text here. Send media in a message of the user"),
+]
 
 
 class InputMessage(ClientObject):
@@ -92,7 +117,7 @@ class InputMessage(ClientObject):
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: InputContent
+    content: Annotated[str | list[InputPart], OneOf("a string or a list of parts")]
 
     def may_have(self) -> Collection[str]:
         """Return the names of the further fields; a reply that is sent back may have any."""
@@ -117,7 +142,7 @@ class CallOutput(ClientObject):
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str
-    output: InputContent
+    output: Annotated[str | list[OutputPart], OneOf("a string or a list of parts")]
 
 
 class EarlierReasoning(ClientObject):
@@ -141,29 +166,36 @@ InputItem = Annotated[
 InputItems = Annotated[list[InputItem], Field(max_length=MOST_MESSAGES)]
 
 
+class FlatNamedTool(ClientObject):
+    """The function that the response must call."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+
+
 class FlatTool(ClientObject):
-    """A tool that the response may call. Those of OpenAI's own are refused."""
+    """A function that the response may call."""
 
     further = names_in(RESPONSES, "tools[]")
-    type: str
-    name: str | None = None
+    type: Annotated[str, must("function".__eq__, NO_TOOLS)]
+    name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class FlatNamedTool(ClientObject):
-    """A tool by its name."""
+class FlatAllowedTools(ClientObject):
+    """The functions that the response may call, or must call one of."""
 
-    type: str
-    name: str | None = None
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[FlatNamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class FlatToolChoice(FlatNamedTool):
-    """The function that the response must call, or those that it may or must call one of."""
-
-    mode: Literal["auto", "required"] | None = None
-    tools: list[FlatNamedTool] | None = Field(None, min_length=1, max_length=MOST_TOOLS)
+FlatToolChoice = Annotated[
+    Literal["auto", "none", "required"] | FlatNamedTool | FlatAllowedTools,
+    OneOf(f"auto, none, required, or an object of type function or allowed_tools: {NO_TOOLS}"),
+]
 
 
 class FlatSchemaFormat(chat.JsonSchema):
@@ -232,13 +264,7 @@ class ResponseRequest(chat.TextRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[FlatTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: (
-        Annotated[
-            Literal["auto", "none", "required"] | FlatToolChoice,
-            OneOf("auto, none, required or an object"),
-        ]
-        | None
-    ) = None
+    tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
 
@@ -262,21 +288,6 @@ def check_response_request(asked: ResponseRequest) -> None:
     check_only(asked.model_extra or {}, REFUSED_IN_RESPONSES)
     if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
-    for i, tool in enumerate(asked.tools or ()):
-        _function_name(tool, f"tools[{i}]", f"tools[{i}].type", f"tools[{i}].name")
-
-
-def _function_name(tool: FlatTool | FlatNamedTool, where: str, of_type: str, of_name: str) -> str:
-    """Return the name of a function. of_type, of_name: params of errors. Raises ApiError."""
-    if tool.type != "function":
-        raise wrong_value(
-            f"{where} is of type {tool.type[:80]!r}: there are no built-in tools. Describe a "
-            "function (type: function), and run it where its call arrives.",
-            of_type,
-        )
-    if not tool.name:
-        raise wrong_value(f"{where} has no name.", of_name)
-    return tool.name
 
 
 def chat_request_of(
@@ -300,21 +311,24 @@ def chat_request_of(
     form: Any = None if asked.text is None else asked.text.format
     if isinstance(form, FlatSchemaFormat):
         form = chat.JsonSchemaFormat(type="json_schema", json_schema=form)
-    tools = [
-        chat.Tool(type="function", function=chat.Function(**chat.declared(tool, chat.Function)))
+    tools: Any = [
+        {"type": "function", "function": chat.declared(tool, chat.Function)}
         for tool in asked.tools or ()
     ]
     choice: Any = asked.tool_choice
-    if isinstance(choice, FlatToolChoice):
-        choice = _tool_choice(choice)
+    if isinstance(choice, FlatNamedTool):
+        choice = _named(choice)
+    elif isinstance(choice, FlatAllowedTools):
+        allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    for where, item in items:
+        message = _message(item, messages)
+        if message is not None:
+            messages.append(message)
+            names.append(where)
+    if not messages:
+        raise wrong_value("input has no message. Give at least one.", "input")
     try:
-        for where, item in items:
-            message = _message(item, where, messages)
-            if message is not None:
-                messages.append(message)
-                names.append(where)
-        if not messages:
-            raise wrong_value("input has no message. Give at least one.", "input")
         wanted = chat.ChatRequest(
             model=asked.model or "",
             messages=messages,
@@ -331,69 +345,26 @@ def chat_request_of(
     return wanted, names
 
 
-def _message(item: InputItem, where: str, before: Sequence[chat.Message]) -> chat.Message | None:
+def _message(item: InputItem, before: Sequence[chat.Message]) -> chat.Message | None:
     """Return an item as a message, None where it has none or is added to the last one before it."""
+    made = chat.Message.model_construct  # the items are validated
     if isinstance(item, InputMessage):
-        return chat.Message(role=item.role, content=_content(item.content, f"{where}.content"))
+        return made(role=item.role, content=item.content)
     if isinstance(item, CallOutput):
-        content = _content(item.output, f"{where}.output")
-        for i, part in enumerate(() if isinstance(content, str) else content):
-            if not isinstance(part, chat.TextPart | chat.RefusalPart):
-                place = f"{where}.output[{i}]"
-                said_why = f"{place} is {part.type}: the result of a function is text here."
-                raise wrong_value(f"{said_why} Send it in a message of the user.", place)
-        return chat.Message(role="tool", tool_call_id=item.call_id, content=content)
+        return made(role="tool", tool_call_id=item.call_id, content=item.output)
     if isinstance(item, InputCall):
         function = chat.CalledFunction(name=item.name, arguments=item.arguments)
         call = chat.ToolCall(id=item.call_id, function=function)
         last = before[-1] if before and before[-1].role == "assistant" else None
         calls = [] if last is None else last.tool_calls or []
         if last is None or len(calls) == MOST_TOOLS:
-            return chat.Message(role="assistant", tool_calls=[call])
+            return made(role="assistant", tool_calls=[call])
         last.tool_calls = [*calls, call]
     return None
 
 
-def _content(content: InputContent, where: str) -> chat.Content:
-    """Return the content of a chat's message, which checks its further fields. Raises ApiError."""
-    if isinstance(content, str):
-        return content
-    parts = list[chat.MessagePart]()
-    for i, part in enumerate(content):
-        further = part.model_extra or {}
-        if isinstance(part, SaidPart):
-            parts.append(chat.TextPart(type="text", text=part.text, **further))
-        elif isinstance(part, InputImagePart):
-            place = f"{where}[{i}].image_url"
-            if part.image_url is None:
-                raise wrong_value(f"{place}: no files are stored. Send a data URL.", place)
-            url = chat.MediaUrl(url=part.image_url)
-            parts.append(chat.ImageUrlPart(type="image_url", image_url=url, **further))
-        elif isinstance(part, InputFilePart):
-            raise wrong_value(
-                f"{where}[{i}] is a file: documents are not read. Send its text as input_text, or "
-                "its pages as input_image.",
-                f"{where}[{i}]",
-            )
-        else:
-            parts.append(part)
-    return parts
-
-
-def _tool_choice(choice: FlatToolChoice) -> chat.NamedTool | chat.AllowedTools:
-    """Return the tool choice of a chat request. Raises ApiError."""
-
-    def named(tool: FlatNamedTool, where: str) -> chat.NamedTool:
-        name = _function_name(tool, where, "tool_choice", "tool_choice")
-        return chat.NamedTool(type="function", function=chat.FunctionName(name=name))
-
-    if choice.type != "allowed_tools":
-        return named(choice, "tool_choice")
-    tools = [named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(choice.tools or ())]
-    if not tools:
-        raise wrong_value("tool_choice.tools is empty. Name at least one function.", "tool_choice")
-    names = chat.AllowedNames(mode=choice.mode or "auto", tools=tools)
-    return chat.AllowedTools(type="allowed_tools", allowed_tools=names)
+def _named(tool: FlatNamedTool) -> Json:
+    return {"type": "function", "function": {"name": tool.name}}
 
 
 _SAID = ("type", "role", "content", "call_id", "name", "arguments", "output")
