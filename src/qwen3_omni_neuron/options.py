@@ -573,26 +573,16 @@ class RequestOptions:
         redrawn = given.get("runaway_speech") == "redraw"
         return {**given, "runaway_speech": "end"} if redrawn else dict(given)
 
-    def thinker_sampling(self, defaults: GenerationDefaults) -> "SamplingParams":
-        """Return the thinker's sampling, from the options or else from generation_config.json."""
-        return self._sampling("thinker_", defaults)
+    def sampling(self, stage: str, defaults: GenerationDefaults | None = None) -> "SamplingParams":
+        """Return the sampling of the thinker, of the talker's code 0, or the predictor's others.
 
-    def talker_sampling(self) -> "SamplingParams":
-        """Return the talker's sampling of code 0."""
-        return self._sampling("talker_")
-
-    def predictor_sampling(self) -> "SamplingParams":
-        """Return the code predictor's sampling of codes 1 to 15."""
-        return self._sampling("predictor_")
-
-    def _sampling(self, stage: str, defaults: object = None) -> "SamplingParams":
+        stage: thinker, talker or predictor. defaults: values of the thinker's options that are
+        None, from generation_config.json.
+        """
         from qwen3_omni_neuron.engines.sampling import SamplingParams
 
-        given = {
-            one.name: getattr(self, stage + one.name)
-            for one in fields(SamplingParams)
-            if hasattr(self, stage + one.name)
-        }
+        names = [one.name for one in fields(SamplingParams) if hasattr(self, f"{stage}_{one.name}")]
+        given = {name: getattr(self, f"{stage}_{name}") for name in names}
         return SamplingParams(
             **{n: getattr(defaults, n) if value is None else value for n, value in given.items()}
         )

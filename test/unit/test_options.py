@@ -58,34 +58,21 @@ def types_of(holder: Any) -> dict[str, Any]:
     return typing.get_type_hints(holder)
 
 
-def test_arguments_and_options_of_a_request_are_the_same() -> None:
-    assert types_of(RequestArguments) == types_of(RequestOptions)
+def test_arguments_and_options_are_the_same() -> None:
+    request, load, speech = map(types_of, (RequestArguments, LoadArguments, SpeechArguments))
+    assert request == types_of(RequestOptions) and load == types_of(LoadOptions)
     assert [option.name for option in REQUEST_OPTIONS] == list(types_of(RequestOptions))
-
-
-def test_speech_of_a_text_has_no_option_of_the_thinker() -> None:
-    speech, others = set(types_of(SpeechArguments)), set(types_of(RequestArguments))
-    assert speech < others
+    assert list(LOAD_OPTIONS) == list(load)
+    assert types_of(GenerateArguments) == load | request and not set(load) & set(request)
     assert not any(name.startswith("thinker_") for name in speech)
-    assert not any(name.startswith(("talker_", "predictor_")) for name in others - speech)
+    assert {name for name in request if name.startswith(("talker_", "predictor_"))} < set(speech)
+
+
+def test_a_wrong_name_is_refused_with_the_likely_one(checkpoint: Path) -> None:
     with pytest.raises(OptionError, match="unknown option 'thinker_top_k'"):
         RequestOptions.parse({"thinker_top_k": 3}, SpeechArguments)
-
-
-def test_arguments_and_options_of_a_load_are_the_same() -> None:
-    assert types_of(LoadArguments) == types_of(LoadOptions)
-    assert list(LOAD_OPTIONS) == list(types_of(LoadArguments))
-    assert LoadOptions.parse({"threads": 2}) == LoadOptions(threads=2)
-
-
-def test_a_wrong_name_of_a_load_is_refused_with_the_likely_one(checkpoint: Path) -> None:
     with pytest.raises(OptionError, match=r"unknown option 'dtpye'\. Did you mean dtype\?"):
         Qwen3Omni.load(checkpoint, dtpye="auto")  # type: ignore[call-arg]
-
-
-def test_generate_audio_takes_the_arguments_of_a_load_and_of_a_request() -> None:
-    assert types_of(GenerateArguments) == types_of(LoadArguments) | types_of(RequestArguments)
-    assert not set(types_of(LoadArguments)) & set(types_of(RequestArguments))
 
 
 def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:

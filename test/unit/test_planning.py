@@ -79,32 +79,22 @@ def test_chunks_of_a_prefill_fit_a_short_context(context_length: int) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
+def test_the_command_makes_the_same_plan_again(target: str) -> None:
+    parser = ArgumentParser()
+    verb.add_compile(parser)
     sizes = {} if target == "cpu" else {"prompt_buckets": (100,)}
     plan = plan_of(MODEL, RELEASED, target, **sizes, chunk_frames=(1, 3))
     words = shlex.split(plan.command(Path("out")))
-    parsed = vars(parse(words[2:]))
+    parsed = vars(parser.parse_args(words[2:]))
     given = {name: parsed[name] for name in plan.settings}
     assert plan_of(MODEL, RELEASED, **given) == plan
 
 
-@pytest.fixture
-def parse() -> Any:
-
-    parser = ArgumentParser()
-    verb.add_compile(parser)
-    return parser.parse_args
-
-
 def test_every_setting_is_one_of_some_model() -> None:
     """Else a tree would be taken for fresh that was compiled with another one."""
-    plan = plan_of(MODEL, RELEASED, dtype="mixed")
-    assert plan.compact
-    seen = {name for model in MODELS for name in plan.model_settings(model)}
-    assert seen == plan.settings.keys()
-    plan = plan_of(MODEL, RELEASED, "neuron")
-    seen = {name for model in MODELS for name in plan.model_settings(model)}
-    assert seen == plan.settings.keys()
+    for plan in (plan_of(MODEL, RELEASED, dtype="mixed"), plan_of(MODEL, RELEASED, "neuron")):
+        seen = {name for model in MODELS for name in plan.model_settings(model)}
+        assert seen == plan.settings.keys() and plan.compact == (plan.target == "cpu")
 
 
 def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:

@@ -295,8 +295,8 @@ def test_random_numbers_are_the_generators_in_their_order_however_many_are_asked
 
 def test_the_talkers_defaults_are_the_references() -> None:
     options = RequestOptions()
-    assert options.talker_sampling() == SamplingParams(True, 0.9, 50, 1.0, 1.05)
-    assert options.predictor_sampling() == SamplingParams(True, 1.0, 50, 0.8, 1.0)
+    assert options.sampling("talker") == SamplingParams(True, 0.9, 50, 1.0, 1.05)
+    assert options.sampling("predictor") == SamplingParams(True, 1.0, 50, 0.8, 1.0)
     assert (options.thinker_max_new_tokens, options.talker_max_new_tokens) == (1024, 4096)
     assert options.speaker == "Ethan"
 

@@ -56,9 +56,9 @@ class TalkerTask(PromptTask):
         self.limit = min(options.talker_max_new_tokens, context_length - len(self.prompt) + 1)
         self.row: int | None = None
         self._groups = config.talker.code_groups
-        self._predictor = options.predictor_sampling()
+        self._predictor = options.sampling("predictor")
         self.sampler = Sampler(
-            options.talker_sampling(),
+            options.sampling("talker"),
             config.talker.text.vocab_size,
             live.random.talker,
             allowed=allowed,

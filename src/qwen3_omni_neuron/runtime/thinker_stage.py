@@ -72,7 +72,7 @@ class ThinkerTask(PromptTask):
         self.limit = min(options.thinker_max_new_tokens, context_length - rows)
         self.eos_ids = options.eos_ids(config)
         self.sampler = Sampler(
-            options.thinker_sampling(defaults),
+            options.sampling("thinker", defaults),
             config.thinker.text.vocab_size,
             live.random.thinker,
             prompt.token_ids,
