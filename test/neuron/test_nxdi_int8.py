@@ -36,8 +36,8 @@ def test_prefills_steps_and_speech_are_those_of_the_weights(
     nxdi: None, checkpoint: Path, prompt_builder: PromptBuilder, tmp_path: Path, name: str
 ) -> None:
     """With activations in float32, against the CPU's engines over the weights in float32."""
-    _, widened = write_int8_experts(checkpoint, tmp_path)
-    int8 = nxdi_spec(checkpoint, dtype="int8")
+    experts, widened = write_int8_experts(checkpoint, tmp_path)
+    int8 = nxdi_spec(experts, dtype="int8")
     int8 = replace(int8, plan=replace(int8.plan, mixed_arithmetic="float32"))
     ours, theirs = cpu_engines(nxdi_spec(widened)), build_cpu_mode_engines(int8)
     prompt = prompt_builder.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
@@ -56,14 +56,14 @@ def test_nxdis_own_compile_and_load_hold_the_int8_experts(
 ) -> None:
     """Over the stand-in of the compiler, from the files that a compile writes."""
     monkeypatch.setenv("NXD_CPU_MODE", "0")
-    _, widened = write_int8_experts(checkpoint, tmp_path / "checkpoints")
+    experts, widened = write_int8_experts(checkpoint, tmp_path / "checkpoints")
     sizes: dict[str, Any] = {"max_concurrency": 2, "context_length": 48}
-    spec = nxdi_spec(checkpoint, dtype="int8", prompt_buckets=(48,), decode_buckets=(48,), **sizes)
+    spec = nxdi_spec(experts, dtype="int8", prompt_buckets=(48,), decode_buckets=(48,), **sizes)
     plan = replace(spec.plan, mixed_arithmetic="float32")
     thinker, folder = decoder_spec(config, plan, "thinker"), tmp_path / "thinker"
     folder.mkdir()
     with eager_device():
-        NxdToolchain().compile_decoder(thinker, Checkpoint(checkpoint), folder)
+        NxdToolchain().compile_decoder(thinker, Checkpoint(experts), folder)
     files = load_file(folder / rank_file(0))
     assert decoder_shard_bytes(thinker) == sum(tensor.nbytes for tensor in files.values())
     assert {n.split("mlp_op.")[1] for n, t in files.items() if "mlp_op." in n} == EXPERTS

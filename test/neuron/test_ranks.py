@@ -25,9 +25,9 @@ def test_engines_over_several_ranks_are_the_cpu_engines(
 def test_engines_with_experts_in_int8_over_several_ranks_are_those_of_the_weights(
     nxdi: None, checkpoint: Path, tmp_path: Path, ranks: int
 ) -> None:
-    _, widened = write_int8_experts(checkpoint, tmp_path)
+    experts, widened = write_int8_experts(checkpoint, tmp_path)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    printed = run_python(*launcher, SCRIPTS / "ranks.py", checkpoint, widened)
+    printed = run_python(*launcher, SCRIPTS / "ranks.py", experts, widened)
     said = [line for line in printed.splitlines() if line.startswith("rank ")]
     assert sorted(said) == [f"rank {r} of {ranks}: within 0.0001" for r in range(ranks)]
 
