@@ -395,12 +395,12 @@ def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
             yield from packets.decoded(packet)
 
 
-def _pixels(frame: "VideoFrame", **size: int) -> NDArray[Any]:
+def _pixels(frame: "VideoFrame", **size: Any) -> NDArray[Any]:
     """Return a frame's pixels, scaled on one thread: a decoder's process can't start more."""
     import av
 
     # Before this version it is always one.
-    threads = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
+    threads: Any = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
     return frame.to_ndarray(format="rgb24", **size, **threads)
 
 
