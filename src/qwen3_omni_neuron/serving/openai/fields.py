@@ -227,20 +227,19 @@ class Voices:
         Raises OptionError if one of them is for a voice that the model does not have.
         """
         self.names = names
-        self._own = {name.lower(): name for name in names}
-        self._aliases = {
-            name: self._own.get(voice.lower(), names[0])
-            for name, voice in OTHER_VOICES.items()
-            if names
+        own = {name.lower(): name for name in names}
+        self._speakers = {
+            name: own.get(voice.lower(), names[0]) for name, voice in OTHER_VOICES.items() if names
         }
         for alias in aliases if names else ():
             name, _, voice = alias.partition("=")
-            if voice.lower() not in self._own:
+            if voice.lower() not in own:
                 raise OptionError(
                     f"the voice alias {alias!r} is for a voice {voice!r}, which this checkpoint "
                     f"does not have. It has {', '.join(names)}."
                 )
-            self._aliases[name.lower()] = self._own[voice.lower()]
+            self._speakers[name.lower()] = own[voice.lower()]
+        self._speakers |= own
 
     @property
     def default(self) -> str | None:
@@ -252,11 +251,11 @@ class Voices:
 
         Raises ApiError for an unknown voice.
         """
-        found = self._own.get(voice.lower()) or self._aliases.get(voice.lower())
+        found = self._speakers.get(voice.lower())
         if found is None:
             known = ", ".join(self.names) or "none"
             hint = did_you_mean(voice.capitalize(), self.names)
-            hint = hint or did_you_mean(voice.lower(), self._aliases)
+            hint = hint or did_you_mean(voice.lower(), self._speakers)
             message = f"there is no voice {voice[:80]!r}.{hint} There are: {known}."
             raise wrong_value(message, param)
         return found
