@@ -2,6 +2,7 @@
 
 A slot keeps the rows of its last request: a prompt that begins with the same rows is computed from
 the first that differs, in chunks where other requests run. Rows of other slots are copied.
+After an error, or where a row may not be finite, the slot is cleared instead.
 """
 
 from abc import abstractmethod
