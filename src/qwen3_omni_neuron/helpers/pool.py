@@ -155,7 +155,7 @@ class Child:
     """
 
     def __init__(self, pool: Pool, server: "_ForkServer", result_bytes: int):
-        self._pool = pool
+        self._pool, self._server = pool, server
         self._loop = asyncio.get_running_loop()
         self._why: str | None = None  # why it was killed
         self._timers: list[asyncio.TimerHandle] = []
@@ -282,6 +282,8 @@ class Child:
 
     def _on_report(self) -> None:
         code = self._report.recv(REPORT.size)
+        if not code:
+            self._server.wait()
         self.ended(REPORT.unpack(code)[0] if code else None)
 
 
@@ -333,6 +335,11 @@ class _ForkServer:
             self._process.kill()  # on Linux its children end with it
             self._process.wait()
         self._output.close()
+
+    def wait(self) -> None:
+        """Wait for the end of the process, whose files are closed already: see `pid`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
 
     def output(self) -> str:
         """Return the last output of the process and its children, for the log."""
