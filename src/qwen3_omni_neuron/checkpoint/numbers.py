@@ -1,5 +1,6 @@
 """Round matrices to int8, and read published ones (checkpoint.quantised): numbers, or weights."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,7 @@ Read = Callable[[str], Tensor]
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise CheckpointError if a number is NaN or infinite."""
     # The sum is finite only where all numbers are, and as fast as the memory: 40 GB/s.
-    if not tensor.is_floating_point() or tensor.sum().isfinite():
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return
     if wrong := int(tensor.isfinite().logical_not().sum()):
         raise CheckpointError(
