@@ -1,5 +1,7 @@
 """Memory that plans take on a core at the released sizes, against published totals."""
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from qwen3_omni_neuron.neuron.graphs.memory import (
     instances_of,
     placement,
     plan_lines,
+    plan_report,
 )
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.graph_cases import TINY_PLAN
@@ -118,8 +121,9 @@ def test_what_does_not_fit_is_told_what_the_instance_allows() -> None:
         "slots is 10.53 GB)."
     )
     assert placement(full, FOUR, SMALL) == (None, reason)
-    lines = list(plan_lines(RELEASED, full, {SMALL: FOUR}))
+    lines = list(plan_lines(plan_report(RELEASED, full, {SMALL: FOUR}), full))
     assert lines[:2] == [f"{SMALL}, TP 4: does not fit. {reason}", ""]
+    assert lines[2].startswith(f"tree for {SMALL}: 73.6 GB of weights on disk, ")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +173,21 @@ def test_a_released_checkpoint_is_judged_from_its_hub_id(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     words = ["compile", "--model", "Qwen/Qwen3-Omni-30B-A3B-Captioner", "--dry-run", "--tp", "4"]
-    assert cli.main([*words, "--target", "neuron"]) == 0
+    words += ["--target", "neuron"]
+    started_s = time.process_time()
+    assert cli.main(words) == 0
+    assert time.process_time() - started_s < 5
     printed = capsys.readouterr().out
     assert printed.startswith(f"{SMALL}, TP 4: fits, shared. ")
     assert "31.7 B parameters" in printed
     assert "code2wav" not in printed
+    assert cli.main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (verdict,) = report["instances"]
+    assert (verdict["instance"], verdict["tp"], verdict["placement"]) == (SMALL, 4, "shared")
+    assert f"4: fits, shared. {verdict['reason']}\n" in printed
+    size = f"{verdict['tree_bytes'] / 1e9:.1f} GB of weights on disk"
+    count = f"{len(report['graphs'])} graphs to compile"
+    assert f"\ntree for {SMALL}: {size}, NEFFs on top; {count}\n" in printed
+    assert cli.main(["compile", "--model", "any", "--out", "tree", "--json"]) == 1
+    assert "--json is an option of --dry-run" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`qwen3-omni-neuron compile`: compiles a checkpoint into a tree."""
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -47,9 +48,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="compile nothing; print whether the plan fits an instance, the memory of a core, and "
-        "the graphs; with --target cpu the size of the tree",
+        help="don't compile; print whether the plan fits an instance, the tree's size on disk, the "
+        "memory of a core, and the graphs; with --target cpu the tree's size",
     )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print a line of JSON")
     for setting in SETTINGS.values():
         add_option(parser, setting)
     parser.add_argument(
@@ -75,6 +77,8 @@ def _compile(parsed: argparse.Namespace) -> int:
         return _dry_run(parsed)
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
+    if parsed.json:
+        raise OptionError("--json is an option of --dry-run.")
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 
     named = chosen_model(parsed)
@@ -113,29 +117,34 @@ def _dry_run(parsed: argparse.Namespace) -> int:
         plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
-            return _dry_run_on_trn2(plan, parsed.instance, each_default)
-        return _dry_run_here(plan, parsed.out or Path.cwd())
+            lines, report = _dry_run_on_trn2(plan, parsed.instance, each_default)
+        else:
+            lines, report = _dry_run_here(plan, parsed.out or Path.cwd())
+    print(json.dumps(report, allow_nan=False) if parsed.json else "\n".join(lines))
+    return 0
 
 
-def _dry_run_on_trn2(plan: "CompilePlan", instance: str | None, each_default: bool) -> int:
-    """Print whether a plan fits a trn2, the memory that it takes on a core, and its graphs.
+def _dry_run_on_trn2(
+    plan: "CompilePlan", instance: str | None, each_default: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """Return, as text and for JSON, whether a plan fits a trn2, its sizes, and its graphs.
 
     instance: see neuron.graphs.memory.instances_of. each_default: use the default degrees of each
     instance in place of the plan's degrees.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.neuron.graphs.memory import core_memory, instances_of, plan_lines
+    from qwen3_omni_neuron.neuron.graphs import memory
 
     config = read_config(plan.model)
     defaults = find_target(plan.target).limits.tp if each_default else None
-    instances = instances_of(plan, instance, defaults)
-    memory = core_memory(config, plan, list(instances.values()))
-    print("\n".join(plan_lines(config, memory, instances)))
-    return 0
+    instances = memory.instances_of(plan, instance, defaults)
+    counted = memory.core_memory(config, plan, list(instances.values()))
+    report = memory.plan_report(config, counted, instances)
+    return list(memory.plan_lines(report, counted)), report
 
 
-def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
-    """Print the size of a plan's tree on the CPU, and the free space on the disk of `out`."""
+def _dry_run_here(plan: "CompilePlan", out: Path) -> tuple[list[str], dict[str, Any]]:
+    """Return, as text and for JSON, the tree's size on the CPU, and the free space for `out`."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.modules import lay_out
@@ -154,9 +163,12 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> int:
     sizes = {m: model_bytes(parts, *numbers, m, quantised) for m in models_of(config)}
     rows = [("model", "dtype", "MB"), *((m, plan.dtype, f"{s / MB:.1f}") for m, s in sizes.items())]
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
-    print(aligned([*rows, ("all", plan.dtype, f"{sum(sizes.values()) / MB:.1f}")]))
-    print(f"\nThe disk of {out} has {shutil.disk_usage(disk).free / MB:.1f} MB free.")
-    return 0
+    tree_bytes, free = sum(sizes.values()), shutil.disk_usage(disk).free
+    lines = [
+        aligned([*rows, ("all", plan.dtype, f"{tree_bytes / MB:.1f}")]),
+        f"\nThe disk of {out} has {free / MB:.1f} MB free.",
+    ]
+    return lines, {"models": sizes, "tree_bytes": tree_bytes, "free_bytes": free}
 
 
 class _Bar(Progress):

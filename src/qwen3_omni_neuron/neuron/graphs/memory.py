@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,6 +74,10 @@ class CoreMemory:
     def core_bytes(self, tp: Degrees) -> int:
         """Return weights and state on the first core with placement "shared"."""
         return sum(self.stage_bytes(tp).values())
+
+    def tree_bytes(self, tp: Degrees) -> int:
+        """Return the size in bytes of the files of weights of all ranks."""
+        return sum(p.shard_bytes[tp] * tp.of(MODEL_OF_PART[p.name]) for p in self.parts)
 
 
 def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees]) -> CoreMemory:
@@ -150,15 +155,34 @@ def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | Non
     return None, f"{problem} Change one or more of: {'; '.join(ways)}."
 
 
-def plan_lines(
+def plan_report(
     config: OmniConfig, memory: CoreMemory, instances: Mapping[str, Degrees]
-) -> Iterator[str]:
-    """Yield in Markdown whether a plan fits each instance, its memory, and its graphs."""
+) -> dict[str, Any]:
+    """Return a JSON object: whether a plan fits each instance, its tree's size, and its graphs."""
+    verdicts: list[dict[str, Any]] = []
     for instance, tp in instances.items():
         placed, reason = placement(memory, tp, instance)
-        fits = "does not fit" if placed is None else f"fits, {placed}"
-        yield f"{instance}, TP {tp}: {fits}. {reason}"
-        yield ""
+        verdict = {"instance": instance, "tp": tp.setting, "placement": placed, "reason": reason}
+        sizes = {"core_bytes": memory.core_bytes(tp), "tree_bytes": memory.tree_bytes(tp)}
+        verdicts.append(verdict | sizes)
+    return {
+        "instances": verdicts,
+        "parameters": memory.parameters,
+        "bytes": memory.nbytes,
+        "graphs": [graph.label for graph in all_graphs(config, memory.plan)],
+    }
+
+
+def plan_lines(report: dict[str, Any], memory: CoreMemory) -> Iterator[str]:
+    """Yield a report in Markdown, the verdicts first, and the memory of a core by part."""
+    for one in report["instances"]:
+        fits = "does not fit" if one["placement"] is None else f"fits, {one['placement']}"
+        yield f"{one['instance']}, TP {one['tp']}: {fits}. {one['reason']}"
+    yield ""
+    for one in report["instances"]:
+        size = f"{one['tree_bytes'] / 1e9:.1f} GB of weights on disk, NEFFs on top"
+        yield f"tree for {one['instance']}: {size}; {len(report['graphs'])} graphs to compile"
+    yield ""
     yield (
         f"{memory.parameters / 1e9:.1f} B parameters, {memory.nbytes / 1e9:.1f} GB. A part is on "
         "the first cores, as many as its degree (TP), and a core is the first one: it has all "
@@ -178,9 +202,8 @@ def plan_lines(
     whole = f"{memory.parameters / 1e6:,.0f} M", f"{memory.nbytes / 1e9:.2f}"
     rows.append(["all", *whole, *totals])
     yield from table(["part", "parameters", "GB", *(f"GB a core, TP {tp}" for tp in degrees)], rows)
-    labels = [graph.label for graph in all_graphs(config, memory.plan)]
     yield ""
-    yield f"{len(labels)} graphs: {', '.join(labels)}."
+    yield f"{len(report['graphs'])} graphs: {', '.join(report['graphs'])}."
 
 
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
