@@ -148,7 +148,7 @@ from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli import serve
 from qwen3_omni_neuron.helpers.grammars import GrammarPool
 from qwen3_omni_neuron.serving import model
-from qwen3_omni_neuron.serving.edge import fetching
+from qwen3_omni_neuron.serving.edge import fetching, readers
 from testing.scripted_model import ScriptedModel
 kind = sys.argv.pop()
 def stuck(*_, **__):
@@ -156,8 +156,7 @@ def stuck(*_, **__):
     threading.Event().wait()
 scripted = ScriptedModel(["Hello."])
 if kind == "reader":
-    start = model.ServedModel.start
-    model.ServedModel.start = lambda served, *_: start(served, stuck)
+    readers.Readers._call = stuck
 elif kind == "fetch":
     fetching.Fetcher._read = stuck
 elif kind == "stage":

@@ -111,3 +111,21 @@ def test_a_turn_in_a_thread_of_its_own_waits_for_the_owners_other_reading() -> N
         readers.close()
 
     asyncio.run(check())
+
+
+def test_a_call_that_gets_no_thread_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        readers = Readers(lambda owner: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(readers._pool, "_adjust_thread_count", _refuse)
+            for _ in range(READERS):
+                with pytest.raises(RuntimeError, match="no thread"):
+                    await readers.run("a", int)
+        assert await asyncio.wait_for(readers.run("a", int), 30) == 0
+        readers.close()
+
+    asyncio.run(check())
+
+
+def _refuse() -> None:
+    raise RuntimeError("no thread")

@@ -56,7 +56,12 @@ class Readers:
                 self._leave(owner)
             raise
         left = threading.Event()
-        future = self._pool.submit(self._call, owner, left, call, arguments)
+        try:
+            future = self._pool.submit(self._call, owner, left, call, arguments)
+        except RuntimeError:  # the system has no thread to give; the pool keeps the call
+            left.set()
+            self._leave(owner)
+            raise
         future.add_done_callback(lambda _: self._leave(owner))
         try:
             return await asyncio.wrap_future(future)
