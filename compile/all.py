@@ -1,8 +1,8 @@
-"""Compile every model: `python compile/all.py --model CKPT --out DIR`."""
+"""Compile every model for a trn2: `python compile/all.py --model CKPT --out DIR`."""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:]]))
+    sys.exit(compile_script("every model"))

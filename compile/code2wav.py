@@ -1,8 +1,8 @@
-"""Compile `code2wav` alone: `python compile/code2wav.py --model CKPT --out DIR`."""
+"""Compile code2wav for a trn2: `python compile/code2wav.py --model CKPT --out DIR`."""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:], "--only", "code2wav"]))
+    sys.exit(compile_script("code2wav", "code2wav"))

@@ -1,8 +1,11 @@
-"""Compile `code_predictor` alone: `python compile/code_predictor.py --model CKPT --out DIR`."""
+"""Compile the unrolled code predictor: `python compile/code_predictor.py --model CKPT --out DIR`.
+
+One graph has all fifteen steps of a frame, with the KV cache inside.
+"""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:], "--only", "code_predictor"]))
+    sys.exit(compile_script("the unrolled code predictor", "code_predictor"))

@@ -1,8 +1,11 @@
-"""Compile `talker` alone: `python compile/talker.py --model CKPT --out DIR`."""
+"""Compile the talker with norm capture: `python compile/talker.py --model CKPT --out DIR`.
+
+Its graphs also return each row's hidden state after the last norm, for the code predictor.
+"""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:], "--only", "talker"]))
+    sys.exit(compile_script("the talker with norm capture", "talker"))

@@ -1,8 +1,8 @@
-"""Compile `thinker` alone: `python compile/thinker.py --model CKPT --out DIR`."""
+"""Compile the thinker for a trn2: `python compile/thinker.py --model CKPT --out DIR`."""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:], "--only", "thinker"]))
+    sys.exit(compile_script("the thinker", "thinker"))

@@ -1,8 +1,8 @@
-"""Compile `vision` alone: `python compile/vision.py --model CKPT --out DIR`."""
+"""Compile the vision encoder for a trn2: `python compile/vision.py --model CKPT --out DIR`."""
 
 import sys
 
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(main(["compile", *sys.argv[1:], "--only", "vision"]))
+    sys.exit(compile_script("the vision encoder", "vision"))

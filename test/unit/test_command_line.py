@@ -1,22 +1,31 @@
 """The parser: help, examples, errors that name a flag, completion; and pipes that are closed."""
 
 import os
+import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.cli import compile as compile_verb
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.parsing import with_flags
+from qwen3_omni_neuron.compilation.loading import TARGETS
+from qwen3_omni_neuron.compilation.runner import Outcome
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus, OptionError
+from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from testing.command_examples import examples, verbs
 from testing.media_cases import QUESTION_WAV
 
 VERBS = verbs()
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -183,6 +192,46 @@ def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
     assert main(words) == ExitStatus.FAILED
     assert said in capsys.readouterr().err
     assert not tree.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("all", "every model"),
+        ("thinker", "the thinker"),
+        ("audio", "the audio encoder"),
+        ("vision", "the vision encoder"),
+        ("talker", "the talker with norm capture"),
+        ("code_predictor", "the unrolled code predictor"),
+        ("code2wav", "code2wav"),
+    ],
+)
+def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(
+    script: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"compile/{script}.py", *words])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(REPOSITORY / "compile" / f"{script}.py"), run_name="__main__")
+        shown = capsys.readouterr()
+        return " ".join((shown.out + shown.err).split())
+
+    degrees = "thinker=8,talker=8,predictor=1,vocoder=1,encoders=8"
+    shown = run("--help")
+    assert f"Compile {what} for a trn2: target torchneuron, TP 8 ({degrees})." in shown
+    assert "default: torchneuron" in shown and f"default: {degrees}, or those of" in shown
+    asked: list[Any] = []
+
+    def compile_tree(*given: Any) -> Outcome:
+        asked.append(given)
+        return Outcome({}, (), {})
+
+    monkeypatch.setattr(compile_verb, "compile_tree", compile_tree)
+    monkeypatch.setitem(TARGETS, "torchneuron", replace(TORCHNEURON, require=lambda: None))
+    run("--model", str(SPEAKING_CHECKPOINT), "--out", "tree")
+    ((plan, _, _, only, _),) = asked
+    assert (plan.target, str(plan.tp)) == ("torchneuron", degrees)
+    assert only == ([] if script == "all" else [script])
 
 
 @pytest.mark.parametrize(

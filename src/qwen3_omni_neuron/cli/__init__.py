@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -126,15 +126,18 @@ def _open_standard_files() -> None:
             file.reconfigure(errors="surrogateescape")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, adapt: Callable[[ArgumentParser], None] | None = None
+) -> int:
     """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line, and help.
 
+    adapt: changes the verb's parser, such as its defaults.
     Where the reader of the output is gone, as `| head -1` is, it ends without a word. A pipe or a
     socket of the verb's own that breaks is an error like others, which is raised.
     """
     try:
         try:
-            return _run_verb(sys.argv[1:] if arguments is None else arguments)
+            return _run_verb(sys.argv[1:] if arguments is None else arguments, adapt)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -148,9 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
-def _run_verb(arguments: Sequence[str]) -> int:
+def _run_verb(
+    arguments: Sequence[str], adapt: Callable[[ArgumentParser], None] | None = None
+) -> int:
     verb = next(iter(arguments), "")
-    parser = make_parser(verb)
+    parser = make_parser(verb, adapt)
     if verb not in VERBS and not verb.startswith("-"):
         if not verb:
             parser.print_help()
@@ -171,10 +176,12 @@ def _run_verb(arguments: Sequence[str]) -> int:
         return ExitStatus.INTERRUPTED
 
 
-def make_parser(verb: str | None = None) -> ArgumentParser:
+def make_parser(
+    verb: str | None = None, adapt: Callable[[ArgumentParser], None] | None = None
+) -> ArgumentParser:
     """Make the parser of the command line. verb: the only one that gets its arguments; None: all.
 
-    The module of a verb is imported with its arguments.
+    The module of a verb is imported with its arguments. adapt: see main.
     """
     parser = ArgumentParser(
         prog=PROGRAM,
@@ -191,4 +198,6 @@ def make_parser(verb: str | None = None) -> ArgumentParser:
         made.set_defaults(verb=made, given_files=())
         if verb in (None, name):
             getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(made)
+            if adapt is not None:
+                adapt(made)
     return parser

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
+from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
 from qwen3_omni_neuron.cli.model_arguments import (
     add_checkpoint_argument,
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import ModelRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
 
-DRY_RUN_TARGETS = ("torchneuron", "neuron")  # the first is the default
+TRN2 = "torchneuron"  # the default of a dry run, and of the scripts in compile/
+DRY_RUN_TARGETS = (TRN2, "neuron")
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +71,32 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def compile_script(what: str, *models: str) -> int:
+    """Run `compile` as a script whose default target is torchneuron. Returns the exit status.
+
+    what: words of its help for what it compiles. models: those that it compiles alone; none: all.
+    """
+    script = sys.argv[0]
+    eight = find_target(TRN2).limits.tp["trn2.48xlarge"]
+
+    def adapt(parser: argparse.ArgumentParser) -> None:
+        parser.usage = f"python {script} --model PATH --out DIR [options]"
+        parser.description = (
+            f"Compile {what} for a trn2: target {TRN2}, TP 8 ({eight}). Another target or "
+            "instance has its own degrees."
+        )
+        parser.epilog = f"examples:\n  python {script} --model CHECKPOINT --out compiled"
+        shown = {"target": TRN2, "tp": f"{eight}, or those of --target and --instance"}
+        for action in parser._actions:
+            if action.dest in shown:
+                kept = str(action.help).rpartition("default: ")[0]
+                action.help = f"{kept}default: {shown[action.dest]}"
+        parser.set_defaults(target=TRN2)
+
+    only = [word for model in models for word in ("--only", model)]
+    return main(["compile", *sys.argv[1:], *only], adapt)
 
 
 def _compile(parsed: argparse.Namespace) -> int:
@@ -114,7 +142,7 @@ def _dry_run(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.checkpoint.released import open_config
 
     with open_config(chosen_model(parsed)) as folder:
-        plan = _plan(parsed, folder, parsed.target or DRY_RUN_TARGETS[0])
+        plan = _plan(parsed, folder, parsed.target or TRN2)
         if plan.target in DRY_RUN_TARGETS:
             each_default = parsed.tp is None and parsed.instance is None
             lines, report = _dry_run_on_trn2(plan, parsed.instance, each_default)
