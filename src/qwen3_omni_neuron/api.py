@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint, resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
 from qwen3_omni_neuron.compilation.loading import (
     find_target,
     host_sampler,
     load_engines,
     plan_of,
+    resolve_model,
 )
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.process.fork import check_not_forked, finalize
@@ -118,9 +119,9 @@ class Qwen3Omni:
         """
         check_not_forked()
         given = LoadOptions.parse(options)
-        folder = resolve_checkpoint(model_path)
-        config = read_config(folder)
         tree = None if given.compiled_path is None else Path(given.compiled_path)
+        folder = resolve_model(model_path, tree)
+        config = read_config(folder)
         plan = plan_of(folder, config, tree, given)
         prompt_builder = PromptBuilder(folder, config)
         target = find_target(plan.target)

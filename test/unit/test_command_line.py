@@ -21,6 +21,7 @@ from qwen3_omni_neuron.errors import ExitStatus, OptionError
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.server import Server
 from testing.command_examples import examples, verbs
 from testing.media_cases import QUESTION_WAV
 
@@ -192,6 +193,36 @@ def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
     assert main(words) == ExitStatus.FAILED
     assert said in capsys.readouterr().err
     assert not tree.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["speak", "hi", "--out", "-"],
+        ["say", "hi", "--out", "-"],
+        ["transcribe", str(QUESTION_WAV)],
+        ["verify"],
+        ["serve"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(Server, "run", lambda server: server._load() and 0)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for tree, said in (
+        (tmp_path / "typo", "typo is not a folder: --compiled is what compile wrote"),
+        (empty, "empty is not a whole compiled tree: it has no manifest.json"),
+    ):
+        where = ["--model", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "--compiled", str(tree)]
+        assert main([*words, *where]) == ExitStatus.FAILED
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

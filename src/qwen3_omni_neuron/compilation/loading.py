@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
+from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import SETTINGS, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import (
     CoreRequest,
@@ -24,7 +25,7 @@ from qwen3_omni_neuron.compilation.target import (
     LazyFunction,
     Target,
 )
-from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.compilation.tree import manifest_of, open_tree
 from qwen3_omni_neuron.engines.process.fork import note_load
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -65,6 +66,16 @@ def find_target(name: str) -> Target:
     """Return the target of this name. Raises OptionError where there is none."""
     replace(SETTINGS["target"], values=one_of(*TARGETS)).check(name)
     return TARGETS[name]
+
+
+def resolve_model(model_path: str | Path, tree: str | Path | None) -> Path:
+    """Return a checkpoint's folder, as resolve_checkpoint does, after a look at its compiled tree.
+
+    Raises ArtifactError for a folder that is no tree, before anything is downloaded.
+    """
+    if tree is not None:
+        manifest_of(Path(tree), TARGETS)
+    return resolve_checkpoint(model_path)
 
 
 def plan_of(

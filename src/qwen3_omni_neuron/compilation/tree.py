@@ -8,7 +8,7 @@ from typing import Any
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
+from qwen3_omni_neuron.compilation.manifest import Manifest, check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import (
     SAME,
     SETTINGS,
@@ -38,9 +38,7 @@ def open_tree(
     the mismatch and the command that compiles a fitting tree, and OptionError for a setting that
     contradicts the plan.
     """
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
-    manifest = read_manifest(folder)
+    manifest = manifest_of(folder, targets)
     plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
     again = f"Compile again: {plan.command(folder)}"
     for name, value in given.items():
@@ -72,6 +70,19 @@ def open_tree(
     return plan
 
 
+def manifest_of(folder: Path, targets: Mapping[str, Target]) -> Manifest:
+    """Return the manifest of a tree of one of these targets. Raises ArtifactError."""
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
+    manifest = read_manifest(folder)
+    if (name := manifest.plan.get("target")) not in targets:
+        raise ArtifactError(
+            f"{folder} was compiled for target {name!r}, and this version has "
+            f"{', '.join(targets)}. Compile again for one of them."
+        )
+    return manifest
+
+
 def needed_cores(folder: str | Path, stages: Iterable[str]) -> dict[str, int]:
     """Return how many cores each of some stages needs. Raises ArtifactError."""
     tp = read_manifest(Path(folder)).plan.get("tp")
@@ -92,14 +103,9 @@ def _plan(
     # A manifest of an earlier version lacks predictor_dtype, which was "same".
     settings: dict[str, Any] = {"predictor_dtype": SAME}
     settings |= {name: value for name, value in manifest_plan.items() if name in SETTINGS}
-    name = settings.pop("target", None)
-    if (target := targets.get(name)) is None:
-        raise ArtifactError(
-            f"{folder} was compiled for target {name!r}, and this version has "
-            f"{', '.join(targets)}. Compile again for one of them."
-        )
+    limits = targets[settings.pop("target")].limits
     try:
-        return make_plan(model, config, target.limits, **settings)
+        return make_plan(model, config, limits, **settings)
     except (OptionError, TypeError) as error:
         raise ArtifactError(
             f"{folder} holds a plan that this version doesn't run ({error}). Compile again, or use "

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
-from qwen3_omni_neuron.compilation.loading import plan_of
+from qwen3_omni_neuron.compilation.loading import plan_of, resolve_model
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
@@ -110,9 +109,10 @@ def verify(
     against: a file that write_reference wrote. load: arguments of Qwen3Omni.load. Raises the errors
     of Qwen3Omni.load and of read_reference.
     """
-    folder, load = resolve_checkpoint(model), dict(load or {})
+    load = dict(load or {})
     if load.pop("placement", "shared") != "shared":
         raise OptionError("verify calls engines one by one, in one process: placement is shared.")
+    folder = resolve_model(model, load.get("compiled_path"))
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: verify is for checkpoints that can.")

@@ -12,8 +12,8 @@ from ray.serve.config import RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.compilation.loading import resolve_model
 from qwen3_omni_neuron.compilation.tree import needed_cores
 from qwen3_omni_neuron.errors import ExitStatus
 from qwen3_omni_neuron.serving import logs
@@ -88,9 +88,9 @@ class Replica:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
         # Ray lists all of the replica's cores there; each stage's process gets its own range.
         os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
-        config = read_config(resolve_checkpoint(settings.model))
-        stages = STAGES if config.talker is not None else STAGES[:1]
         tree, cores = settings.load.compiled_path, [int(core) for core in given]
+        config = read_config(resolve_model(settings.model, tree))
+        stages = STAGES if config.talker is not None else STAGES[:1]
         needed = {} if tree is None else needed_cores(tree, stages)
         return stage_cores(cores, settings.neuron_cores, settings.load.placement, needed)
 
