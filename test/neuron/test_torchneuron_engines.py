@@ -218,6 +218,23 @@ def test_a_request_of_nan_ends_alone_and_its_slot_serves_the_next_ones(
     assert len(cleared) == 1
 
 
+def test_after_load_copies_and_views_alone_run_outside_of_graphs(
+    ours: Qwen3Omni, engines: Engines
+) -> None:
+    """The stand-in refuses others in every test here: cached prefixes, clears of slots, flushes."""
+    ranks: list[Any] = [getattr(engines, stage).fault for stage in STAGES]
+    loaded = [rank.__self__._group.read("counts").copy() for rank in ranks]
+    streams = [ours.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
+    with ours.stream(TEXT, thinker_max_new_tokens=40) as cancelled:
+        next(iter(cancelled))
+    for stream in streams:
+        list(stream)
+    for rank, before in zip(ranks, loaded, strict=True):
+        assert {"empty", "copy_"} <= before.keys()
+        later = rank.__self__._group.read("counts") - before
+        assert {"copy_", "_to_copy"} <= later.keys() <= {"copy_", "_to_copy", "unbind"}
+
+
 def test_replies_so_far_have_called_every_graph(
     ours: Qwen3Omni, spec: EngineSpec, called: set[str]
 ) -> None:

@@ -40,6 +40,7 @@ from testing.models import load_models
 from testing.repeats import again
 from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
+from testing.torchneuron.outside import DEVICE, OutsideGraphs
 
 CPU = torch.device("cpu")
 INT8 = "thinker in int8"
@@ -280,6 +281,32 @@ def test_the_stand_in_refuses(function: Any, inputs: tuple[Tensor, ...], said: s
     with pytest.raises(Exception, match=said) as caught:
         compiled_like(function, *inputs)
     assert isinstance(caught.value, Refused) or "torch._dynamo" in type(caught.value).__module__
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: x.zero_(), "zero_"),
+        (lambda x: x[0].fill_(1), "fill_"),
+        (lambda _: torch.zeros(2, device=DEVICE), "zeros"),
+        (lambda x: x + torch.ones(3), "add"),
+        (lambda x: x[0].copy_(x[1]), "copy_"),
+        (lambda x: x.copy_(torch.ones(2, 3, dtype=torch.int32)), "copy_"),
+        (lambda x: x.T.copy_(torch.ones(3, 2)), "copy_"),
+        (lambda x: x.to(torch.bfloat16), "_to_copy"),
+    ],
+)
+def test_the_stand_in_refuses_outside_of_graphs(function: Any, name: str) -> None:
+    outside = OutsideGraphs()
+    with outside:
+        x = torch.empty(2, 3, device=DEVICE)
+        for row in x:
+            row.copy_(torch.zeros(3) + 1)
+        (sums,) = outside.compiler(lambda *_: lambda x: (x + 1,))(torch.nn.Identity(), [x])(x)
+        assert torch.equal(sums.to("cpu", copy=True) + 1, torch.full((2, 3), 3.0))
+        assert outside.counts == {"empty": 1, "unbind": 1, "copy_": 2, "_to_copy": 1}
+        with pytest.raises(Refused, match=f"^{name} runs on the device outside of graphs"):
+            function(x)
 
 
 def test_ranks_are_gathered_by_the_name_that_torch_keeps() -> None:

@@ -26,11 +26,16 @@ from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER, NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, TorchNeuron, make_fake_group
+from qwen3_omni_neuron.neuron.torchneuron.runtime import (
+    Membership,
+    Rank,
+    TorchNeuron,
+    make_fake_group,
+)
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
+from testing.torchneuron.outside import DEVICE, OutsideGraphs
 
-CPU = torch.device("cpu")
 # One graph of each kind. A prompt of more than 32 rows takes several calls.
 SETTINGS: dict[str, Any] = {
     "tp": 1,
@@ -55,6 +60,8 @@ HANG = signal.SIGUSR2  # makes a rank hang for ever in its current call
 class StandIn(TorchNeuron):
     """A neuron.torchneuron.runtime.TorchNeuron, whose ranks hang at the signal HANG.
 
+    A rank counts what runs on the device outside of graphs, and refuses what would be compiled.
+
     seen: folder to which each rank's variables are written. caches: False for a tree of weights
     alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.
     captures: False where a test is about something else than captured graphs, which take a second
@@ -75,17 +82,20 @@ class StandIn(TorchNeuron):
         self._register()
         if not self.caches:
             del os.environ[CACHE_FOLDER]
-        if not self.captures:
-            graph.compile_module = run_eagerly
+        outside = OutsideGraphs()
+        compile_module = graph.compile_module if self.captures else run_eagerly
+        graph.compile_module = outside.compiler(compile_module)
+        Rank.counts = outside.counts  # type: ignore[attr-defined]
+        outside.__enter__()  # until the process ends
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         signal.signal(HANG, hang_for_ever)
         membership.join("gloo")
-        return CPU
+        return DEVICE
 
     def start_compiling(self, ranks: int) -> torch.device:
         self._register()
         make_fake_group(ranks)
-        return CPU
+        return DEVICE
 
     def _register(self) -> None:
         from testing.torchneuron.backend import register

@@ -44,10 +44,10 @@ class CompiledGraph:
         kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
         self._inputs = {
-            spec.name: torch.zeros(spec.shape, dtype=device_type(spec.dtype), device=device)
+            spec.name: torch.empty(spec.shape, dtype=device_type(spec.dtype), device=device)
             for spec in graph.inputs
         }
-        self._zeros = set(self._inputs)  # names of the inputs that are zeros
+        self._zeros = set[str]()  # names of the inputs that are zeros
         self._renewing = _Renewing(graph, owner, weights)
         self._weights = weights.tensors
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
@@ -64,13 +64,20 @@ class CompiledGraph:
                 if name in given:
                     buffer.copy_(given[name])
                 elif name not in self._zeros:
-                    buffer.zero_()
+                    copy_zeros(buffer)
             self._zeros = self._inputs.keys() - given.keys()
             tensors = (*self._inputs.values(), *state, *self._weights)
             if self._compiled is None:
                 self._compiled = compile_module(self._renewing, tensors)
             outputs = self._compiled(*tensors)
             return tuple(output.to("cpu", copy=True) for output in outputs)
+
+
+def copy_zeros(tensor: Tensor) -> None:
+    """Copy zeros from the host, a row at a time: TorchNeuron would compile a fill on the device."""
+    zeros = torch.zeros(tensor.shape[1:], dtype=tensor.dtype)
+    for row in tensor:
+        row.copy_(zeros)
 
 
 class _Renewing(nn.Module):
@@ -160,7 +167,7 @@ class PartGraphs:
     ):
         """Put weights and state on the device, without a compile.
 
-        folder: the part's weights; None: leave them uninitialized. Raises ArtifactError for a file
+        folder: the part's weights; None: leave all uninitialized. Raises ArtifactError for a file
         that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
@@ -168,9 +175,12 @@ class PartGraphs:
             share.load(read_part_shard(folder, rank, share.weights))
         weights, owner = Weights(share.owner, device), share.owner.to("meta")
         self._state = [
-            torch.zeros(tensor.shape, dtype=device_type(tensor.dtype), device=device)
+            torch.empty(tensor.shape, dtype=device_type(tensor.dtype), device=device)
             for tensor in spec.state
         ]
+        if folder is not None:
+            for tensor in self._state:
+                copy_zeros(tensor)
         self._taken = {graph.label: len(graph.state) for graph in spec.graphs}
         self._graphs = {
             graph.label: CompiledGraph(graph, owner, weights, device) for graph in spec.graphs
