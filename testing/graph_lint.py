@@ -8,6 +8,8 @@ NUMBERS = 50_000  # of activations and state that a graph scatters
 ROWS = 16_384  # row numbers that one operation scatters
 TARGET_BYTES = 4 * 2**20  # what a scatter may write into, since it may be copied whole
 INPUTS = 64
+INSTRUCTIONS = 2_500_000  # neuronx-cc takes 5 million (NCC_EBVF030); the count is the least
+DESCRIPTORS = 16_800_000  # of all loaded graphs, as a public report of TorchNeuron met it
 
 
 def faults(cost: Cost) -> list[str]:
@@ -28,6 +30,8 @@ def faults(cost: Cost) -> list[str]:
     ]
     if cost.inputs > INPUTS:
         found.append(f"inputs: {cost.inputs}, at most {INPUTS}")
+    if cost.instructions > INSTRUCTIONS:
+        found.append(f"instructions: {cost.instructions}, at most {INSTRUCTIONS}")
     return found
 
 

@@ -69,6 +69,17 @@ PRODUCTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "convolution": (),
 }
 CONCATENATIONS = frozenset({"cat", "stack"})
+# An instruction works on a tile of 128 partitions of at most 512 numbers, a product's also on at
+# most 128 of the numbers that it sums over: NSDK, nki_perf_guide.rst.
+PARTITIONS, TILE_NUMBERS = 128, 512
+# Passes over a tile of what torch computes in one operation: a softmax takes the maximum,
+# difference, exponential, sum and quotient; a norm mean, difference, square, mean, root, product,
+# weight and bias. Any other operation is one pass.
+PASSES: Mapping[str, int] = {"_softmax": 5, "_safe_softmax": 5, "native_layer_norm": 8}
+# Contiguous bytes that a DMA descriptor moves between a partition and memory, at least (a smaller
+# matrix shares its descriptors) and at most. Assumed: nki-dma-bandwidth-guide.rst calls less than
+# the first inefficient.
+DESCRIPTOR_BYTES = 512, 65536
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,9 @@ class Cost:
     spilled_bytes, products larger than SBUF. chain: number of products that wait for one another.
     inputs: number of tensors of a call, state and weights (see weights.py) among them. scatters,
     gathers: see their classes. refused: operations whose lowering is known to be slow.
+
+    What a compiler writes at least: instructions, one for each tile; descriptors, those by which
+    DMA moves weights and state.
     """
 
     flops: int
@@ -132,6 +146,8 @@ class Cost:
     scatters: tuple[Scatter, ...] = ()
     gathers: tuple[Gather, ...] = ()
     refused: tuple[str, ...] = ()
+    instructions: int = 0
+    descriptors: int = 0
 
     @property
     def scattered(self) -> int:
@@ -218,6 +234,8 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
         tuple(counter.scatters),
         tuple(counter.gathers),
         tuple(counter.refused),
+        counter.instructions,
+        counter.descriptors,
     )
 
 
@@ -277,6 +295,7 @@ class _Counter(TorchDispatchMode):
         self.nbytes = dict.fromkeys(kinds, 0)
         self.gathered_bytes = 0.0
         self.transposed_bytes = self.copied_bytes = self.spilled_bytes = self.chain = 0
+        self.instructions = self.descriptors = 0
         self.scatters: list[Scatter] = []
         self.gathers: list[Gather] = []
         self.refused: list[str] = []
@@ -293,6 +312,13 @@ class _Counter(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.used |= self._held & {id(tensor) for tensor in given}
         self._count_depth(name, given, made)
+        if name in PRODUCTS:
+            self.instructions += _product_instructions(name, args, made[0])
+        elif not func.is_view and name != "_unsafe_view":
+            passed = made if name in GATHERS else (*given, *made)
+            numbers = max((tensor.numel() for tensor in passed), default=0)
+            passes = PASSES.get(name, 1)
+            self.instructions += passes * math.ceil(numbers / (PARTITIONS * TILE_NUMBERS))
         self._refuse(name, args)
         known = [self._known[id(tensor)] for tensor in given if id(tensor) in self._known]
         if any(returned.alias_info is not None for returned in func._schema.returns):
@@ -309,7 +335,7 @@ class _Counter(TorchDispatchMode):
         elif name in RENEWALS and any(k.kind == STATE and not k.is_copy for k in known):
             self._know(STATE, False, made)
             self._read(known)
-            self.nbytes[STATE] += made[0].nbytes
+            self._move(STATE, made[0])
         else:
             self._read(known)
         if name in CONCATENATIONS and known:  # written, and read again
@@ -328,7 +354,11 @@ class _Counter(TorchDispatchMode):
     def _read(self, known: Iterable[_Known]) -> None:
         for each in known:
             if not each.is_copy:
-                self.nbytes[each.kind] += each.tensor.nbytes
+                self._move(each.kind, each.tensor)
+
+    def _move(self, kind: str, tensor: Tensor) -> None:
+        self.nbytes[kind] += tensor.nbytes
+        self.descriptors += _descriptors(tensor)
 
     def _count_depth(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
         depth = max((self._depths[id(t)][0] for t in given if id(t) in self._depths), default=0)
@@ -346,7 +376,7 @@ class _Counter(TorchDispatchMode):
             if known.kind == WEIGHTS and source.ndim > 2:
                 self.gathers.append(Gather(moved, source.nbytes))
             if not known.is_copy:  # it is read once by the count of weights or state
-                self.nbytes[known.kind] += out.nbytes
+                self._move(known.kind, out)
                 moved -= out.nbytes
         self.gathered_bytes += moved
 
@@ -370,6 +400,30 @@ class _Counter(TorchDispatchMode):
             self.refused.append(f"slice_scatter from {args[3]}: a scatter")
         if name == "convolution" and args[6] and max(args[3]) > 1:
             self.refused.append(f"transposed convolution of stride {max(args[3])}: dilation")
+
+
+def _product_instructions(name: str, args: Any, out: Tensor) -> int:
+    """Count the tiles of a product, those that leave PSUM, and those that transpose its rows."""
+    if name == "convolution":
+        batch, width, depth = 1, out.shape[1], math.prod(args[1].shape[1:])
+        rows = out.numel() // width
+    else:
+        depth = args[PRODUCTS[name][0][0]].shape[-1]
+        batch, rows, width = math.prod(out.shape[:-2]), *out.shape[-2:]
+    depths = math.ceil(depth / PARTITIONS)
+    tiles = min(
+        math.ceil(a / PARTITIONS) * math.ceil(b / TILE_NUMBERS)
+        for a, b in ((rows, width), (width, rows))
+    )
+    transposed = math.ceil(rows / PARTITIONS) * (depths + math.ceil(depth / TILE_NUMBERS))
+    return batch * (tiles * (depths + 1) + transposed)
+
+
+def _descriptors(tensor: Tensor) -> int:
+    """Count the descriptors that move a stack of matrices, each over all partitions."""
+    least, most = (PARTITIONS * nbytes for nbytes in DESCRIPTOR_BYTES)
+    matrix = max(math.prod(tensor.shape[-2:]) * tensor.itemsize, least)
+    return PARTITIONS * math.ceil(tensor.nbytes / matrix) * math.ceil(matrix / most)
 
 
 def _run_bytes(name: str, args: Any) -> int:

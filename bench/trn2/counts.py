@@ -59,6 +59,7 @@ def count_graphs(
 def cost_table(graphs: Sequence[CountedGraph]) -> str:
     """Format the costs in Markdown, a row a graph."""
     head = ["graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum"]
+    head += ["k instructions", "k descriptors"]
     rows = []
     for counted in graphs:
         cost = counted.cost
@@ -71,6 +72,8 @@ def cost_table(graphs: Sequence[CountedGraph]) -> str:
                 f"{cost.state_bytes / 1e6:.1f}",
                 str(cost.sums),
                 f"{cost.sum_bytes / max(1, cost.sums) / 1e3:.1f}",
+                f"{cost.instructions / 1e3:.0f}",
+                f"{cost.descriptors / 1e3:.0f}",
                 f"{counted.floor_s * 1e3:.3f}",
                 f"{counted.expected_s * 1e3:.3f}",
             ]

@@ -104,6 +104,17 @@ def test_an_expected_time_has_all_terms() -> None:
     assert cost.expected_s(lnc=1) == pytest.approx(further, rel=1e-12)
 
 
+def test_instructions_and_descriptors_are_counted_by_tile() -> None:
+    """[512, 256] @ [256, 384]: 3 tiles, each two products and one out of PSUM; 4 x 2 tiles of the
+    rows are transposed, and leave PSUM as 4. A softmax is 5 passes over 3 tiles. Each of the 128
+    partitions gets one run of a matrix.
+    """
+    cost = cost_of(lambda x, w: torch.softmax(x @ w, 1), (512, 256), Held((256, 384)))
+    assert (cost.instructions, cost.descriptors) == (3 * 3 + 8 + 4 + 5 * 3, 128)
+    stack = cost_of(lambda x, w: (x @ w)[0], (3, 512, 256), Held((3, 256, 384)))
+    assert (stack.instructions, stack.descriptors) == (3 * (3 * 3 + 8 + 4), 3 * 128)
+
+
 # Beside published times.
 
 THINKER = RELEASED.thinker.text

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +15,27 @@ from bench.trn2.cost import (
     Scatter,
     graph_cost,
 )
+from bench.trn2.counts import count_graphs
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
+from qwen3_omni_neuron.neuron.graphs.parts import vision_graph
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
+from qwen3_omni_neuron.neuron.target import LIMITS
 from testing.graph_cases import TINY_PLAN
-from testing.graph_lint import INPUTS, NUMBERS, ROWS, TARGET_BYTES, faults
+from testing.graph_lint import (
+    DESCRIPTORS,
+    INPUTS,
+    INSTRUCTIONS,
+    NUMBERS,
+    ROWS,
+    TARGET_BYTES,
+    faults,
+)
 from testing.released import RELEASED, TALKER, of_depth
 
 PLAN = replace(
@@ -34,7 +47,7 @@ PLAN = replace(
     talker_context_length=8192,
     prompt_buckets=(512, 1536),
     decode_buckets=(512, 2048, 8192),
-    patch_buckets=(256, 16384),
+    patch_buckets=(256, 4096),
     audio_windows=(1, 4),
     projection_rows=(512,),
     batches=(1, 4, 32),
@@ -85,6 +98,21 @@ def test_no_graph_has_what_its_compiler_makes_slow() -> None:
     assert graphs > 40
 
 
+@pytest.mark.parametrize("instance", ["trn2.48xlarge", "trn2.3xlarge"])
+def test_a_core_can_load_every_default_graph(instance: str) -> None:
+    """All stages on the same cores, at the released sizes."""
+    plan = make_plan(Path(), RELEASED, LIMITS, instance)
+    graphs = count_graphs(RELEASED, plan, (plan.tp,))
+    assert {one.graph.label: found for one in graphs if (found := faults(one.cost))} == {}
+    assert sum(one.cost.descriptors for one in graphs) <= DESCRIPTORS
+
+
+def test_a_picture_of_16384_patches_has_too_many_instructions() -> None:
+    graph = vision_graph(RELEASED.thinker.vision, 16384, torch.bfloat16)
+    cost = graph_cost(graph, parallelized(RELEASED, ["vision_encoder"]).vision_encoder)
+    assert faults(cost) == ["instructions: 3603218, at most 2500000"]
+
+
 NUMBER, ROW = torch.bfloat16, torch.int64
 EMPTY = Cost(0, 0, 0)
 
@@ -117,9 +145,14 @@ EMPTY = Cost(0, 0, 0)
             replace(EMPTY, inputs=INPUTS + 1),
             "inputs: 65, at most 64",
         ),
+        (
+            replace(EMPTY, instructions=INSTRUCTIONS),
+            replace(EMPTY, instructions=INSTRUCTIONS + 1),
+            "instructions: 2500001, at most 2500000",
+        ),
         (EMPTY, replace(EMPTY, refused=("as_strided: a gather",)), "as_strided: a gather"),
     ],
-    ids=["numbers", "row numbers", "target", "gather", "inputs", "operation"],
+    ids=["numbers", "row numbers", "target", "gather", "inputs", "instructions", "operation"],
 )
 def test_each_limit_is_held(most: Cost, more: Cost, fault: str) -> None:
     assert faults(most) == []

@@ -30,8 +30,10 @@ LIMITS = TargetLimits(
         # A window of 8 s of speech with its template has fewer than 128 rows. A call with 128
         # hardly takes longer than reading the experts' weights; from about 200 on, products do.
         "prompt_buckets": (128, 512),
-        "decode_buckets": (512, 2048),
-        "patch_buckets": (1024, 4096, 16384),
+        # With 512 as well, loaded graphs may have too many DMA descriptors.
+        "decode_buckets": (2048,),
+        # A graph of 16,384 patches has more instructions than the compiler takes.
+        "patch_buckets": (1024, 4096),
         "audio_windows": (1, 4),
         # More rows take several calls. The text projection is called at load alone.
         "projection_rows": (512,),

@@ -18,6 +18,7 @@ LIMITS = replace(
     # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
     sizes={
         **neuron_target.LIMITS.sizes,
+        "decode_buckets": (512, 2048),
         "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
     },
 )
