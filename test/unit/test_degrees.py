@@ -9,7 +9,10 @@ from bench.trn2.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.manifest import Origin
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODEL_STAGES, MODELS, cores_of_stages
+from qwen3_omni_neuron.compilation.target import CoreRequest
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.memory import core_memory, placement
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from testing.released import RELEASED
@@ -44,6 +47,33 @@ def test_a_part_has_its_models_degree_and_a_stage_as_many_cores_as_its_parts() -
     assert needed == {"thinker": 8, "talker": 4, "vocoder": 2}
     for stage, count in needed.items():
         assert count == max(by_model[model] for model in MODELS if MODEL_STAGES[model] == stage)
+
+
+@pytest.mark.parametrize(
+    ("tp", "said"),
+    [
+        ("thinker=8,encoders=4", "has the vision on 4 of the 8 cores of thinker, .* Take 1 or 8."),
+        ("thinker=2,encoders=8", "has the thinker on 2 of the 8 cores of thinker"),
+        ("talker=4,predictor=2", "has the code_predictor on 2 of the 4 cores of talker"),
+    ],
+)
+def test_a_part_is_on_one_core_of_its_stage_or_on_all(tp: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        plan_of(Path(), RELEASED, "torchneuron", tp=tp)
+
+
+def test_stages_on_the_same_cores_have_parts_on_one_or_on_all() -> None:
+    plan = plan_of(Path(), RELEASED, "torchneuron", tp=str(MIXED))
+    request = CoreRequest("split", ("thinker", "talker", "vocoder"), "trn2.48xlarge")
+    assert len(TORCHNEURON.environments(plan, request)) == 3
+    said = "talker on 4 of the 8 cores of thinker and talker and vocoder, .* or placement split"
+    with pytest.raises(OptionError, match=said):
+        TORCHNEURON.environments(plan, replace(request, placement="shared"))
+    memory = core_memory(RELEASED, plan, (MIXED,))
+    assert placement(memory, MIXED, "trn2.48xlarge")[0] == "split"
+    small = replace(MIXED, thinker=4, talker=2)
+    fits, why = placement(core_memory(RELEASED, plan, (small,)), small, "trn2.3xlarge")
+    assert fits is None and "talker on 2 of the 4 cores" in why
 
 
 def test_another_degree_makes_no_other_model_stale() -> None:

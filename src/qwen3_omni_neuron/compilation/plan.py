@@ -160,6 +160,24 @@ def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
     }
 
 
+def check_groups(tp: Degrees, stages: Iterable[str]) -> None:
+    """Raise OptionError where a part is on several cores, and not on all of its stage's cores.
+
+    Its sums would be over a group of some of the ranks, which no device has been seen to take.
+    stages: those that share cores.
+    """
+    stages = tuple(stages)
+    cores = max(cores_of_stages(tp, stages).values())
+    for model, stage in MODEL_STAGES.items():
+        if stage in stages and tp.of(model) not in (1, cores):
+            split = ", or placement split" if len(stages) > 1 else ""
+            raise OptionError(
+                f"tp {tp} has the {model} on {tp.of(model)} of the {cores} cores of "
+                f"{' and '.join(stages)}, and nobody has run that on a device. Take 1 or "
+                f"{cores}{split}."
+            )
+
+
 def models_of(config: OmniConfig) -> tuple[str, ...]:
     """Return the names of a checkpoint's models; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
@@ -337,6 +355,8 @@ def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
         raise OptionError(f"tp must be one number of all parts{where}, got {tp}.")
     for degree in tp.each:
         _check("tp", degree, one_of(*limits.degrees, where=where))
+    for one in set(MODEL_STAGES.values()):
+        check_groups(tp, [one])
     return tp
 
 

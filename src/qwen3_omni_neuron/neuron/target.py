@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import CompilePlan, TargetLimits, cores_of_stages
+from qwen3_omni_neuron.compilation.plan import (
+    CompilePlan,
+    TargetLimits,
+    check_groups,
+    cores_of_stages,
+)
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS
@@ -48,6 +53,8 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
     """Return the variables that give each stage's process its cores. Raises OptionError."""
     from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 
+    if request.placement == "shared":
+        check_groups(plan.tp, request.stages)
     instance = request.instance or instance_type()
     needed = cores_of_stages(plan.tp, request.stages)
     cores = plan_cores(instance, request.placement, needed, plan.lnc, request.cores)

@@ -13,8 +13,10 @@ from qwen3_omni_neuron.compilation.plan import (
     MODEL_OF_PART,
     MODEL_STAGES,
     CompilePlan,
+    check_groups,
     cores_of_stages,
 )
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron import cores
 from qwen3_omni_neuron.neuron.graphs.all import (
@@ -135,6 +137,10 @@ def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | Non
             f"{stages[fullest] / 1e9:.2f} of {core / 1e9:.1f} GB on the first core of the "
             f"{fullest}, the fullest of {each} cores; shared: {said}. {_ON_TOP}"
         )
+    try:
+        check_groups(tp, stages)
+    except OptionError as error:
+        return None, str(error)
     if shared <= core:
         return "shared", f"{said}. {_ON_TOP}"
     problem = f"{shared / 1e9:.2f} of {core / 1e9:.1f} GB a core with placement shared"

@@ -76,11 +76,10 @@ class ModelRanks:
         folder = Path(tempfile.mkdtemp(prefix="qwen3-omni-neuron-"))
         self._delete = finalize(self, partial(shutil.rmtree, folder, ignore_errors=True))
         count = max(cores_of_stages(spec.plan.tp, stages).values())
-        groups = tuple(degree for degree in spec.plan.tp.each if 1 < degree < count)
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
         factories, environments = [], []
         for rank in range(count):
-            membership = Membership(rank, count, folder / "store", groups)
+            membership = Membership(rank, count, folder / "store")
             work = folder / f"rank{rank}"
             work.mkdir()
             factories.append(partial(Rank, spec, runtime, membership, work))

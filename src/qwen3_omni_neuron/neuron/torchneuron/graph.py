@@ -130,9 +130,9 @@ _all_gather = (
 
 
 class Collectives:
-    """The first ranks as a neuron.graphs.layers.Group, by functional collectives of torch.
+    """All ranks as a neuron.graphs.layers.Group, by functional collectives of torch.
 
-    torch.distributed's group of these ranks must exist.
+    torch.distributed's default group must have that number.
     """
 
     def __init__(self, ranks: int):

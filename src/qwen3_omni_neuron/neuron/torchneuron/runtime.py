@@ -34,15 +34,11 @@ from qwen3_omni_neuron.neuron.versions import require_torchneuron
 
 @dataclass(frozen=True)
 class Membership:
-    """Membership of a process in the group of ranks: its number, theirs, and their store's file.
-
-    groups: sizes of smaller groups.
-    """
+    """Membership of a process in the group of ranks: its number, theirs, and their store's file."""
 
     rank: int
     ranks: int
     store: Path
-    groups: tuple[int, ...] = ()
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
         """Return the variables of the rank's process, including torchrun's.
@@ -62,14 +58,12 @@ class Membership:
         return variables
 
     def join(self, backend: str) -> None:
-        """Make torch.distributed's default group, and `groups` in the same order at all ranks."""
+        """Make torch.distributed's default group, in which all ranks are."""
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.ranks
             )
-            for size in self.groups:
-                distributed.new_group(list(range(size)))
 
 
 class TorchNeuron:
