@@ -151,6 +151,33 @@ def test_a_server_that_gets_no_more_threads_is_busy(monkeypatch: pytest.MonkeyPa
         assert ask(url_of(server) + raw_http.CHAT, raw_http.ASKED).status == 200
 
 
+def test_a_request_whose_client_leaves_before_it_is_read_is_not_done() -> None:
+    """The event loop is busy while twenty clients come, ask and leave."""
+    busy, left, done = threading.Event(), threading.Event(), list[int]()
+
+    async def blocks() -> None:
+        busy.set()
+        assert left.wait(SECONDS)
+
+    async def does() -> None:
+        done.append(1)
+
+    with scripted() as server:
+        app: Any = server._gate._app
+        app.add_api_route("/blocks", blocks)
+        app.add_api_route("/does", does)
+        with connected(server) as sock:
+            begin(sock, "/blocks")
+            assert busy.wait(SECONDS)
+            for _ in range(20):
+                with connected(server) as leaving:
+                    begin(leaving, "/does")
+            left.set()
+            rest_of(sock)
+        assert answer_of(server, "/does").status == 200
+    assert done == [1]
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_request_that_a_server_ends_before_its_answer_is_told_so(signals: int) -> None:
     with ExitStack() as stack:

@@ -118,6 +118,11 @@ def test_an_owner_counts_among_the_others_until_a_moment_after_its_last_request(
     held = quota()
     held.take("one")
     assert held.has_others("two") and not held.has_others("one")
+    held.take("two")
+    assert not held.crowds("two")
+    held.take("two")
+    assert held.crowds("two") and not held.crowds("one")
+    held.give_back("two", 2)
     held.give_back("one")
     now[0] = quotas.RECENT_S
     assert held.has_others("two")

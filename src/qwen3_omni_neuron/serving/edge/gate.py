@@ -34,6 +34,10 @@ _WANTED_METHOD, _WANTED_HEADERS = (
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
+# Rounds of the event loop in which it learns that a client which has sent all has left already:
+# thousands of such requests may lie in the socket's backlog.
+_ROUNDS = 3
+
 
 class Gate:
     """ASGI middleware in front of the application.
@@ -218,6 +222,8 @@ class Gate:
         with anyio.move_on_after(timeout_s) as answering:
             leaving = asyncio.create_task(_left(receive, answering))
             try:
+                for _ in range(_ROUNDS):
+                    await asyncio.sleep(0)
                 # In this task: another task would start only in the event loop's next round.
                 await self._app(scope, nothing_more, answer.send)
             finally:

@@ -74,6 +74,10 @@ class Quota:
             self._forget_left()
             return any(other != owner for other in (*self._by_owner, *self._left_s))
 
+    def crowds(self, owner: str) -> bool:
+        """Return whether an owner has taken more than one while another one has any."""
+        return self._by_owner[owner] > 1 and self.has_others(owner)
+
     def place(self, owner: str) -> "Place":
         """Take one place. Raises ApiError."""
         self.take(owner)

@@ -241,11 +241,12 @@ async def answer(
 ) -> Response:
     """Answer one conversation, whole or in pieces.
 
-    read: parses the body. in_thread: that may take long. Raises ApiError and the API's errors.
+    read: parses the body. in_thread: that may take long; so do many short ones of one owner beside
+    another's. Raises ApiError and the API's errors.
     """
     begun: Reply | Question
     run = partial(service.readers.run, context.owner)
-    if in_thread:
+    if in_thread or service.requests.crowds(context.owner):
         begun = await run(lambda: read().begin())
     elif (question := read()).takes_long:
         begun = await run(question.begin)
