@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,13 @@ def compile_and_die(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     return compile_slowly(plan, model, folder)
 
 
+def compile_and_be_killed(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
+    """Be killed at the second model, as for its memory."""
+    if model == "vision":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return compile_slowly(plan, model, folder)
+
+
 def compile_for_ten_minutes(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     """Compile for ten minutes in a program of its own, whose process id is in a file."""
     compiler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -76,5 +84,6 @@ def expected_bytes(plan: CompilePlan, model: str) -> int:
 SLOW = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_slowly)
 LONG = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_for_ten_minutes)
 DYING = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_and_die)
+KILLED = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_and_be_killed)
 ABSENT = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_compiler)
 FULL = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_room)

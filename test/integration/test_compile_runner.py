@@ -28,7 +28,7 @@ from qwen3_omni_neuron.compilation.plan import MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OutputError
-from testing.made_trees import DYING, SLOW
+from testing.made_trees import DYING, KILLED, SLOW
 from testing.repeats import RUNS_ALL
 from testing.specs import plan_of
 
@@ -252,6 +252,19 @@ def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker"]
     assert compile_tree(plan, tmp_path, SLOW).compiled == MODELS[1:]
     assert content(tmp_path) == content(clean)
+
+
+@pytest.mark.parametrize("opt_level", [2, 1, None])
+def test_a_compile_that_is_killed_says_what_takes_less_memory_and_keeps_what_is_done(
+    plan: CompilePlan, tmp_path: Path, opt_level: int | None
+) -> None:
+    plan = replace(plan, opt_level=opt_level)
+    with pytest.raises(CompileError, match=r"vision: .*SIGKILL") as caught:
+        compile_tree(plan, tmp_path, KILLED)
+    assert ("Try --opt-level 1, with which" in str(caught.value)) == (opt_level == 2)
+    assert compile_tree(plan, tmp_path, SLOW).compiled == MODELS[1:]
+    assert compile_tree(replace(plan, opt_level=3), tmp_path, SLOW).compiled == MODELS
+    assert read_manifest(tmp_path).plan["opt_level"] == 3
 
 
 def test_a_disk_that_is_really_full(

@@ -12,8 +12,10 @@ from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import Manifest, write_manifest
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
     COMPILE_ONLY,
@@ -22,8 +24,9 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
     set_before_import,
     settings,
 )
+from qwen3_omni_neuron.neuron.torchneuron.runtime import rank_settings
 
-SHOWN = (*settings(Path("/neffs"), Path("/local")), *COMPILE_ONLY)
+SHOWN = (*settings(Path("/neffs"), Path("/local"), 1), *COMPILE_ONLY)
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +46,35 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
         "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
         **COMPILER_FLAGS,
     }
-    variables = settings(Path("/neffs"), Path("/local"))
+    variables = settings(Path("/neffs"), Path("/local"), 1)
     assert variables.items() >= SETTINGS.items()
     assert variables["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/neffs"
+
+
+def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
+    checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in a tree's manifest and makes each model's origin; another target has none."""
+    plans = {
+        level: make_plan(checkpoint, config, TORCHNEURON.limits, opt_level=level)
+        for level in (None, 1, 2, 3)
+    }
+    assert [plan.settings["opt_level"] for plan in plans.values()] == [2, 1, 2, 3]
+    assert plans[1].model_settings("code2wav")["opt_level"] == 1
+    assert "--opt-level 1" in plans[1].command(Path("tree"))
+    for level in (1, 2, 3):
+        assert rank_settings(plans[level], Path("/rank"))["NEURON_COMPILER_OPT_LEVEL"] == (
+            f"-O{level}"
+        )
+    with pytest.raises(OptionError, match="opt_level must be 2, 1 or 3 for target torchneuron, g"):
+        make_plan(checkpoint, config, TORCHNEURON.limits, opt_level=4)
+    for target in (CPU, NEURON):
+        assert "opt_level" not in make_plan(checkpoint, config, target.limits).settings
+        with pytest.raises(OptionError, match="opt_level must be left out for target"):
+            make_plan(checkpoint, config, target.limits, opt_level=2)
+    monkeypatch.setenv("NEURON_COMPILER_OPT_LEVEL", "-O1")
+    with pytest.raises(OptionError, match=r"'-O1', .* '-O2'\. Unset it, and compile with --opt-l"):
+        set_before_import(rank_settings(plans[2], Path("/rank")))
 
 
 def test_all_settings_are_put_into_the_environment() -> None:
@@ -58,7 +87,6 @@ def test_all_settings_are_put_into_the_environment() -> None:
     [
         ("TORCH_NEURONX_RETAIN_DEVICE_MODE", "0"),
         ("NEURON_CC_FLAGS", "--model-type=transformer --auto-cast=none"),
-        ("NEURON_COMPILER_OPT_LEVEL", "-O2"),
     ],
 )
 def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, needed: str) -> None:
@@ -112,7 +140,7 @@ class Finder:
 
 assert "torch" not in sys.modules
 sys.meta_path.insert(0, Finder())
-plan = type("Plan", (), {"lnc": 2})
+plan = type("Plan", (), {"lnc": 2, "opt_level": 1})
 compile_model(plan, "audio", Path(sys.argv[1]))
 """
     done = subprocess.run(

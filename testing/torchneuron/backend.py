@@ -25,7 +25,12 @@ from torch._guards import TracingContext
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
-from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER, COMPILE_ONLY, SETTINGS
+from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    CACHE_FOLDER,
+    COMPILE_ONLY,
+    OPT_LEVEL,
+    SETTINGS,
+)
 from testing.torchneuron.supported import (
     DECOMPOSED,
     INDEX_SOURCES,
@@ -162,7 +167,7 @@ def _check_mutations(module: fx.GraphModule) -> None:
 
 def _find_or_compile(module: fx.GraphModule) -> None:
     """Look a graph up in the cache of NEFFs, and add it if it is missing."""
-    text = _text(module)
+    text = f"{os.environ.get(OPT_LEVEL)}\n{_text(module)}"  # its flags are in a NEFF's key
     key = hashlib.sha256(text.encode()).hexdigest()
     folder = os.environ.get(CACHE_FOLDER)
     if folder is not None:

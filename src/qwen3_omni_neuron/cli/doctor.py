@@ -18,6 +18,8 @@ from qwen3_omni_neuron.compilation.versions import (
     installed_versions,
     missing_packages,
 )
+from qwen3_omni_neuron.neuron.target import LIMITS
+from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS, OPT_LEVEL
 from qwen3_omni_neuron.neuron.versions import (
     NEURON_SDK,
     TORCHNEURON_SDK,
@@ -82,15 +84,20 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _neuron() -> dict[str, Any]:
-    """Return for each target its packages: supported and installed versions; and variables."""
+    """Return for each target its packages: supported and installed versions; flags; variables."""
     targets = {
         f"torchneuron (SDK {TORCHNEURON_SDK})": supported_torchneuron(),
         f"neuron (SDK {NEURON_SDK})": supported_neuron(),
     }
+    first, *others = LIMITS.opt_levels
+    levels = f"-O{first}, or -O{' or -O'.join(map(str, others))} by compile --opt-level"
     return {
         target: {name: [wanted, installed_version(name)] for name, wanted in packages.items()}
         for target, packages in targets.items()
-    } | {"variables": {n: v for n, v in os.environ.items() if n.startswith(NEURON_VARIABLES)}}
+    } | {
+        "flags": {**COMPILER_FLAGS, OPT_LEVEL: levels},
+        "variables": {n: v for n, v in os.environ.items() if n.startswith(NEURON_VARIABLES)},
+    }
 
 
 def _tables(report: dict[str, Any]) -> Iterable[str]:
@@ -102,9 +109,10 @@ def _tables(report: dict[str, Any]) -> Iterable[str]:
     ]
     yield _table(("extra", "missing", "install"), rows or [("unknown", "not installed", "")])
     for target, packages in report["neuron"].items():
-        if target != "variables":
+        if target not in ("flags", "variables"):
             found = [(name, *_verdict(*versions)) for name, versions in packages.items()]
             yield _table((f"target {target}", "supported", "installed", ""), found)
+    yield _table(("torchneuron's compiler flag", "set to"), report["neuron"]["flags"].items())
     yield _table(("variable", "here"), report["neuron"]["variables"].items())
 
 

@@ -41,7 +41,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
 SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
-_EVERY_MODEL = ("target", "tp", "lnc", "dtype")
+_EVERY_MODEL = ("target", "tp", "lnc", "dtype", "opt_level")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _PREDICTOR = ("predictor_top_k", "predictor_dtype")
 _BY_MODEL = {
@@ -99,6 +99,9 @@ class CompilePlan:
     predictor_dtype: str = option(
         SAME, "numbers of the code predictor: auto, same, mixed or float32", shown="auto"
     )
+    opt_level: int | None = option(
+        None, "the compiler's -O; 1 takes less memory and time", shown="2 for torchneuron"
+    )
     compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()
 
@@ -119,9 +122,10 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Values of SETTINGS, as JSON types."""
+        """Values of SETTINGS, as JSON types; without opt_level where the target has none."""
         values = {name: getattr(self, name) for name in SETTINGS} | {"tp": self.tp.setting}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        found = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def model_settings(self, model: str) -> dict[str, Any]:
         """Return the settings that one model depends on. model: one of MODELS."""
@@ -132,6 +136,17 @@ class CompilePlan:
     def degree(self, part: str) -> int:
         """Return the number of cores that share a part's weights. part: see MODEL_PARTS."""
         return self.tp.of(MODEL_OF_PART[part])
+
+    @property
+    def if_killed(self) -> str:
+        """Advice after a compiler that was killed, as a sentence; "" where there is none."""
+        if self.opt_level in (None, 1):
+            return ""
+        return (
+            " Try --opt-level 1, with which the compiler takes less memory. Models that are "
+            "finished are kept: the same command goes on after them, and another level compiles "
+            "them again."
+        )
 
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
@@ -204,6 +219,7 @@ class TargetLimits:
     alone in a dtype that is not named. compact_dtypes: dtypes in which a plan is compact.
     sizes: defaults by the name of a list in CompilePlan; lists not named here may
     have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
+    opt_levels: levels of the compiler's optimisation; none: they can't be chosen.
     """
 
     target: str
@@ -222,6 +238,7 @@ class TargetLimits:
     mixed_arithmetic: str = "float32"
     mixed_degrees: bool = False
     compact_dtypes: tuple[str, ...] = ()
+    opt_levels: tuple[int, ...] = ()
 
 
 def make_plan(
@@ -254,6 +271,7 @@ def make_plan(
         "max_concurrency": DEFAULT_CONCURRENCY,
         "context_length": min(DEFAULT_CONTEXT_LENGTH, config.thinker.text.max_positions),
         "predictor_top_k": limits.predictor_top_k,
+        "opt_level": next(iter(limits.opt_levels), None),
         **dict.fromkeys(SIZES, ()),
         **limits.sizes,
     }
@@ -309,7 +327,10 @@ def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
     where = f" for target {limits.target}"
     top_ks = integers(1, where=where) if limits.predictor_top_k else one_of(0, where=where)
     most = config.thinker.text.max_positions
+    no_level = ValueRange(f"left out{where}", lambda level: level is None)
+    levels = one_of(*limits.opt_levels, where=where) if limits.opt_levels else no_level
     ranges = {
+        "opt_level": levels,
         "lnc": one_of(*limits.core_sizes, where=where),
         "dtype": one_of("auto", *limits.dtypes, where=where),
         "max_concurrency": FROM_1,

@@ -64,9 +64,10 @@ def run_worker(
                 process.wait()
             answers.seek(0)
             if not (answer := answers.read()):
+                advice = plan.if_killed if status == -signal.SIGKILL else ""
                 raise CompileError(
-                    f"{model}: its compile {describe_exit(status)}. The end of its output:\n"
-                    f"{output.read() or '(none)'}"
+                    f"{model}: its compile {describe_exit(status)}.{advice} The end of its "
+                    f"output:\n{output.read() or '(none)'}"
                 )
         finally:
             output.close()

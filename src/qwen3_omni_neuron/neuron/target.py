@@ -26,6 +26,7 @@ LIMITS = TargetLimits(
     },
     mixed_degrees=True,
     core_sizes=(2, 1),
+    opt_levels=(2, 1, 3),
     dtypes=("bfloat16", "float32", "int8"),
     mixed_arithmetic="bfloat16",
     predictor_top_k=50,
@@ -62,7 +63,7 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch, TorchNeuron and the compiler, and its flags."""
+    """Return the versions of torch, TorchNeuron and the compiler, and its flags but for -O."""
     return {**decisive_versions(TORCHNEURON_PACKAGES), **COMPILER_FLAGS}
 
 

@@ -85,7 +85,7 @@ class ModelRanks:
             factories.append(partial(Rank, spec, runtime, membership, work))
             environments.append(
                 {
-                    **rank_settings(work),
+                    **rank_settings(spec.plan, work),
                     **membership.environment(cores),
                     "NEURON_LOGICAL_NC_CONFIG": str(spec.plan.lnc),
                 }

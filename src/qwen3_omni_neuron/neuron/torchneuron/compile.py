@@ -31,7 +31,7 @@ def compile_model(
     for each in (neffs, local):
         each.mkdir()
     cores = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}
-    set_before_import({**settings(neffs, local), **COMPILE_ONLY, **cores})
+    set_before_import({**settings(neffs, local, plan.opt_level), **COMPILE_ONLY, **cores})
     from qwen3_omni_neuron.neuron.torchneuron.runtime import fill_folder
 
     graphs = fill_folder(plan, model, folder, runtime)

@@ -11,11 +11,11 @@ from pathlib import Path
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
 # The compiler's flags for every graph, TorchNeuron v2.33.0's own. Its NEFF cache knows a graph by
-# its flags: they stand in a tree's manifest beside the versions.
+# its flags: they stand in a tree's manifest beside the versions, and the level in its plan.
 COMPILER_FLAGS: Mapping[str, str] = {
     "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
-    "NEURON_COMPILER_OPT_LEVEL": "-O2",
 }
+OPT_LEVEL = "NEURON_COMPILER_OPT_LEVEL"
 # A graph that fails must raise: if it ran on the CPU, benchmarks would be wrong.
 SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
@@ -39,9 +39,10 @@ COMPILE_ONLY: Mapping[str, str] = {
 NEFF_FOLDER = "neff"  # in a model's folder of the tree
 
 
-def settings(neffs: Path, local: Path) -> dict[str, str]:
+def settings(neffs: Path, local: Path, opt_level: int | None) -> dict[str, str]:
     """Return the variables of a process. neffs: the cache folder; local: for copies."""
-    return {**SETTINGS, CACHE_FOLDER: str(neffs), LOCAL_CACHE_FOLDER: str(local)}
+    folders = {CACHE_FOLDER: str(neffs), LOCAL_CACHE_FOLDER: str(local)}
+    return {**SETTINGS, **folders, OPT_LEVEL: f"-O{opt_level}"}
 
 
 def set_before_import(variables: Mapping[str, str]) -> None:
@@ -53,8 +54,10 @@ def set_before_import(variables: Mapping[str, str]) -> None:
     different = {name: now for name, now in different.items() if now != variables[name]}
     for name, now in different.items():
         if now is not None:
+            instead = ", and compile with --opt-level" if name == OPT_LEVEL else ""
             raise OptionError(
-                f"{name} is {now!r}, and target torchneuron needs {variables[name]!r}. Unset it."
+                f"{name} is {now!r}, and target torchneuron needs {variables[name]!r}. Unset it"
+                f"{instead}."
             )
     if different and "torch_neuronx" in sys.modules:
         wanted = " ".join(f"{name}={variables[name]}" for name in different)

@@ -96,9 +96,9 @@ def make_fake_group(ranks: int) -> None:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
-def rank_settings(work: Path) -> dict[str, str]:
+def rank_settings(plan: CompilePlan, work: Path) -> dict[str, str]:
     """Return the environment variables of a rank's process."""
-    return settings(work / NEFF_FOLDER, work / "local")
+    return settings(work / NEFF_FOLDER, work / "local", plan.opt_level)
 
 
 class Rank:
@@ -113,7 +113,7 @@ class Rank:
         """Begin to use the device. Raises OptionError, NotInstalledError."""
         assert spec.compiled is not None, "there is a tree to load from"
         self._spec, self._tree, self._membership = spec, spec.compiled, membership
-        variables = rank_settings(work)
+        variables = rank_settings(spec.plan, work)
         set_before_import(variables)
         neffs = Path(variables[CACHE_FOLDER])
         neffs.mkdir(parents=True)
@@ -167,7 +167,7 @@ def fill_folder(
         spec = part_spec(config, plan, name)
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
-        _compile_part(spec, PartGraphs(spec, device))
+        _compile_part(spec, PartGraphs(spec, device), plan.if_killed)
     return graph_records(config, plan, model)
 
 
@@ -177,7 +177,7 @@ def expected_bytes(plan: CompilePlan, model: str) -> int:
     return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 
 
-def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
+def _compile_part(spec: PartSpec, part: PartGraphs, if_killed: str) -> None:
     """Call each graph once. Raises CompileError that names the graph."""
     for graph in spec.graphs:
         inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
@@ -187,4 +187,5 @@ def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
             raise CompileError(
                 f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
                 "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
+                f"{if_killed * ('killed' in str(error))}"  # as neuronx-cc says it: error F137
             ) from error
