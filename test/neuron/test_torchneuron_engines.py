@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +34,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
-from qwen3_omni_neuron.neuron.torchneuron.environment import NEFF_FOLDER, NeffCache
+from qwen3_omni_neuron.neuron.torchneuron.environment import GraphCaches
 from qwen3_omni_neuron.neuron.torchneuron.runtime import expected_bytes
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.verification.oracle import Reference
@@ -46,6 +47,7 @@ from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
     StandIn,
     compile_for_stand_in,
+    no_network,
     omni_over,
 )
 from testing.torchneuron.supported import SUPPORTED
@@ -88,12 +90,34 @@ def called() -> Iterator[set[str]]:
 
 
 @pytest.fixture(scope="module")
-def engines(spec: EngineSpec, called: set[str]) -> Engines:
-    """Captured, as a device runs them, but for the thinker: test_torchneuron_graphs.py has it."""
-    built = build_engines(spec, ["thinker"], StandIn(captures=RUNS_ALL))
-    built |= build_engines(spec, ["talker", "vocoder"], StandIn())
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def engines(spec: EngineSpec, called: set[str], home: Path) -> Engines:
+    """Captured, as a device runs them, but for the thinker: test_torchneuron_graphs.py has it.
+
+    Loaded with an empty home and no network.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setattr(socket.socket, "connect", no_network)
+        built = build_engines(spec, ["thinker"], StandIn(captures=RUNS_ALL))
+        built |= build_engines(spec, ["talker", "vocoder"], StandIn())
     called.clear()
     return Engines.of(built)
+
+
+def read_at_ranks(engines: Engines, name: str) -> list[Any]:
+    """Read an attribute of each stage's rank."""
+    ranks: list[Any] = [getattr(engines, stage).fault for stage in STAGES]
+    return [rank.__self__._group.read(name) for rank in ranks]
+
+
+def test_a_load_finds_all_in_the_tree(engines: Engines, home: Path) -> None:
+    assert read_at_ranks(engines, "compiled") == [[]] * 3
+    assert not list(home.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -222,16 +246,15 @@ def test_after_load_copies_and_views_alone_run_outside_of_graphs(
     ours: Qwen3Omni, engines: Engines
 ) -> None:
     """The stand-in refuses others in every test here: cached prefixes, clears of slots, flushes."""
-    ranks: list[Any] = [getattr(engines, stage).fault for stage in STAGES]
-    loaded = [rank.__self__._group.read("counts").copy() for rank in ranks]
+    loaded = read_at_ranks(engines, "counts")
     streams = [ours.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
     with ours.stream(TEXT, thinker_max_new_tokens=40) as cancelled:
         next(iter(cancelled))
     for stream in streams:
         list(stream)
-    for rank, before in zip(ranks, loaded, strict=True):
+    for before, after in zip(loaded, read_at_ranks(engines, "counts"), strict=True):
         assert {"empty", "copy_"} <= before.keys()
-        later = rank.__self__._group.read("counts") - before
+        later = after - before
         assert {"copy_", "_to_copy"} <= later.keys() <= {"copy_", "_to_copy", "unbind"}
 
 
@@ -274,9 +297,10 @@ def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> Non
     manifest = read_manifest(tree)
     assert tuple(manifest.models) == MODELS
     for model, record in manifest.models.items():
-        neffs = [name for name in record.files if name.startswith(NEFF_FOLDER)]
-        # The two projections are one graph: weights are its inputs.
-        assert len(neffs) == len(record.graphs) - (model == "talker"), model
+        for cache in ("neff", "hlo", "nki"):
+            files = [name for name in record.files if name.startswith(f"{cache}/")]
+            # The two projections are one graph: weights are its inputs.
+            assert len(files) == len(record.graphs) - (model == "talker"), model
         for part in MODEL_PARTS[model]:
             assert f"{part}/weights/tp0_sharded_checkpoint.safetensors" in record.files
     assert {"thinker_flush"} < {g.name for g in manifest.models["thinker"].graphs}
@@ -285,24 +309,27 @@ def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> Non
 
 def test_the_expected_bytes_are_those_of_the_weights(spec: EngineSpec, tree: Path) -> None:
     for model, record in read_manifest(tree).models.items():
-        weights = sum(f.bytes for n, f in record.files.items() if not n.startswith(NEFF_FOLDER))
+        weights = sum(f.bytes for name, f in record.files.items() if "/weights/" in name)
         expected = expected_bytes(spec.plan, model)
         assert expected <= weights <= expected + 100_000, model
 
 
+@pytest.mark.parametrize("cache", ["neff", "hlo", "nki"])
 def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(
-    spec: EngineSpec, tree: Path, tmp_path: Path
+    spec: EngineSpec, tree: Path, tmp_path: Path, cache: str
 ) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
-    neffs = sorted((copy / "audio" / NEFF_FOLDER).rglob("*.neff"))
-    before = [path.read_bytes() for path in neffs]
-    neffs[0].rename(neffs[0].with_name("0000.neff"))
+    (graph,) = (path for path in (copy / "audio" / cache).rglob("*") if path.is_file())
+    moved = graph.rename(graph.with_name(f"0000.{cache}"))
     ranks = ModelRanks(replace(spec, compiled=copy), StandIn())
-    with pytest.raises(ArtifactError, match="1 graphs of audio_encoder were compiled anew"):
+    said = (
+        rf"audio_encoder was compiled anew while .* \(1 files, .*/{cache}/.*/{graph.name} first\)"
+    )
+    with pytest.raises(ArtifactError, match=said):
         ranks.part("audio_encoder")
     ranks.close()
-    after = sorted((copy / "audio" / NEFF_FOLDER).rglob("*.neff"))
-    assert sorted(path.read_bytes() for path in after) == sorted(before), "the tree is as it was"
+    after = (path for path in (copy / "audio" / cache).rglob("*") if path.is_file())
+    assert list(after) == [moved], "the tree is as it was"
 
 
 @pytest.mark.skipif(
@@ -335,9 +362,8 @@ def test_without_torchneuron_it_says_what_is_not_there(
 
 
 def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    with pytest.raises(ArtifactError, match="has no compiled graph"):
-        NeffCache(tmp_path / "cache").restore(tmp_path / "nothing")
+    with pytest.raises(ArtifactError, match="nothing/neff has no compiled graph"):
+        GraphCaches(tmp_path / "rank").restore(tmp_path / "nothing")
 
 
 def alive(pid: int) -> bool:

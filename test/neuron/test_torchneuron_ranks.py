@@ -19,6 +19,7 @@ from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
+from qwen3_omni_neuron.neuron.torchneuron.environment import CACHES
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES, assistant, text, user
@@ -228,8 +229,11 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_ends_al
     target = stand_in_target()
     compile_tree(two.plan, tmp_path, target, only=("audio",))
     spec = replace(two, compiled=tmp_path)
-    ranks = ModelRanks(spec, StandIn(), ("thinker",), hangs_s=1.0)
-    assert len(ranks.pids) == 2
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    ranks = ModelRanks(spec, StandIn(seen, names=tuple(CACHES)), ("thinker",), hangs_s=1.0)
+    folders = [folder for path in seen.iterdir() for folder in path.read_text().split()]
+    assert len(set(folders)) == len(folders) == len(ranks.pids) * len(CACHES) == 2 * 4
     part = ranks.part("audio_encoder")
     (graph,) = part.graphs.values()
     assert graph.label == "audio_encoder[windows=1]"

@@ -24,9 +24,8 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
     set_before_import,
     settings,
 )
-from qwen3_omni_neuron.neuron.torchneuron.runtime import rank_settings
 
-SHOWN = (*settings(Path("/neffs"), Path("/local"), 1), *COMPILE_ONLY)
+SHOWN = (*settings(Path("/model"), 1), *COMPILE_ONLY)
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +45,16 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
         "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
         **COMPILER_FLAGS,
     }
-    variables = settings(Path("/neffs"), Path("/local"), 1)
-    assert variables.items() >= SETTINGS.items()
-    assert variables["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/neffs"
+    assert settings(Path("/model"), 1).items() >= SETTINGS.items()
+
+
+FOLDERS = {
+    "TORCH_NEURONX_NEFF_CACHE_DIR": "neff",
+    "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
+    "NKI_COMPILE_CACHE_URL": "nki",
+    "NKI_TRACE_CACHE_URL": "nki_trace",
+    "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "local",
+}
 
 
 def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
@@ -63,9 +69,8 @@ def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
     assert plans[1].model_settings("code2wav")["opt_level"] == 1
     assert "--opt-level 1" in plans[1].command(Path("tree"))
     for level in (1, 2, 3):
-        assert rank_settings(plans[level], Path("/rank"))["NEURON_COMPILER_OPT_LEVEL"] == (
-            f"-O{level}"
-        )
+        variables = settings(Path("/rank"), plans[level].opt_level)
+        assert variables["NEURON_COMPILER_OPT_LEVEL"] == f"-O{level}"
     with pytest.raises(OptionError, match="opt_level must be 2, 1 or 3 for target torchneuron, g"):
         make_plan(checkpoint, config, TORCHNEURON.limits, opt_level=4)
     for target in (CPU, NEURON):
@@ -74,7 +79,7 @@ def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
             make_plan(checkpoint, config, target.limits, opt_level=2)
     monkeypatch.setenv("NEURON_COMPILER_OPT_LEVEL", "-O1")
     with pytest.raises(OptionError, match=r"'-O1', .* '-O2'\. Unset it, and compile with --opt-l"):
-        set_before_import(rank_settings(plans[2], Path("/rank")))
+        set_before_import(settings(Path("/rank"), 2))
 
 
 def test_all_settings_are_put_into_the_environment() -> None:
@@ -134,7 +139,7 @@ class Finder:
     def find_spec(self, name, *_):
         if name == "torch":
             print(os.environ.get("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"))
-            for name in ("TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"):
+            for name in sys.argv[2:]:
                 print(Path(os.environ[name]).relative_to(sys.argv[1]))
             raise SystemExit
 
@@ -144,6 +149,9 @@ plan = type("Plan", (), {"lnc": 2, "opt_level": 1})
 compile_model(plan, "audio", Path(sys.argv[1]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(tmp_path), *FOLDERS],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.stdout == "1\nneff\nlocal\n", done.stderr
+    assert done.stdout.split() == ["1", *FOLDERS.values()], done.stderr

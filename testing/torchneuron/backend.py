@@ -26,7 +26,6 @@ from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
-    CACHE_FOLDER,
     COMPILE_ONLY,
     OPT_LEVEL,
     SETTINGS,
@@ -39,8 +38,14 @@ from testing.torchneuron.supported import (
     WRITTEN_DECOMPOSITIONS,
 )
 
+CACHED = {
+    "TORCH_NEURONX_NEFF_CACHE_DIR": ".neff",
+    "TORCH_NEURONX_HLO_CACHE_DIR": ".hlo",
+    "NKI_COMPILE_CACHE_URL": ".nki",
+}
+"""The caches that must have a graph, by the variables of their folders: the files' endings."""
 COMPILED: list[str] = []
-"""Keys of the graphs that this process compiled because the cache did not have them."""
+"""Keys of the graphs that this process compiled because a cache did not have them."""
 SEEN: Counter[str] = Counter()
 """Operations of all graphs so far, after the decompositions."""
 FURTHER: list[Callable[[fx.GraphModule], object]] = []
@@ -166,17 +171,19 @@ def _check_mutations(module: fx.GraphModule) -> None:
 
 
 def _find_or_compile(module: fx.GraphModule) -> None:
-    """Look a graph up in the cache of NEFFs, and add it if it is missing."""
+    """Look a graph up in the caches of the process, and add what is missing."""
     text = f"{os.environ.get(OPT_LEVEL)}\n{_text(module)}"  # its flags are in a NEFF's key
-    key = hashlib.sha256(text.encode()).hexdigest()
-    folder = os.environ.get(CACHE_FOLDER)
-    if folder is not None:
-        path = Path(folder) / key[:2] / key[2:4] / f"{key}.neff"
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    COMPILED.append(key)
+    key, found = hashlib.sha256(text.encode()).hexdigest(), True
+    for variable, suffix in CACHED.items():
+        folder = os.environ.get(variable)
+        path = None if folder is None else Path(folder) / key[:2] / key[2:4] / f"{key}{suffix}"
+        if path is not None and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            found = False
+        found &= path is not None
+    if not found:
+        COMPILED.append(key)
 
 
 def _text(module: fx.GraphModule) -> str:

@@ -2,11 +2,12 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron import graph
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_model
-from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER, NEFF_FOLDER
+from qwen3_omni_neuron.neuron.torchneuron.environment import CACHES, NEFF_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import (
     Membership,
     Rank,
@@ -34,6 +35,7 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import (
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.specs import compiled_here
+from testing.torchneuron import backend
 from testing.torchneuron.outside import DEVICE, OutsideGraphs
 
 # One graph of each kind. A prompt of more than 32 rows takes several calls.
@@ -60,7 +62,8 @@ HANG = signal.SIGUSR2  # makes a rank hang for ever in its current call
 class StandIn(TorchNeuron):
     """A neuron.torchneuron.runtime.TorchNeuron, whose ranks hang at the signal HANG.
 
-    A rank counts what runs on the device outside of graphs, and refuses what would be compiled.
+    A rank counts what runs on the device outside of graphs, and refuses what would be compiled, and
+    has no network.
 
     seen: folder to which each rank's variables are written. caches: False for a tree of weights
     alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.
@@ -81,12 +84,15 @@ class StandIn(TorchNeuron):
             (self.seen / str(os.getpid())).write_text(values, encoding="utf-8")
         self._register()
         if not self.caches:
-            del os.environ[CACHE_FOLDER]
+            for variable in CACHES:
+                del os.environ[variable]
         outside = OutsideGraphs()
         compile_module = graph.compile_module if self.captures else run_eagerly
         graph.compile_module = outside.compiler(compile_module)
         Rank.counts = outside.counts  # type: ignore[attr-defined]
+        Rank.compiled = backend.COMPILED  # type: ignore[attr-defined]
         outside.__enter__()  # until the process ends
+        socket.socket.connect = no_network  # type: ignore[method-assign]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         signal.signal(HANG, hang_for_ever)
         membership.join("gloo")
@@ -98,14 +104,17 @@ class StandIn(TorchNeuron):
         return DEVICE
 
     def _register(self) -> None:
-        from testing.torchneuron.backend import register
-
-        register()
+        backend.register()
 
 
 def run_eagerly(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """Stand in for neuron.torchneuron.graph.compile_module: nothing is captured."""
     return module
+
+
+def no_network(*_: Any) -> NoReturn:
+    """Stand in for socket.socket.connect."""
+    raise OSError("a rank may not need a network")
 
 
 def hang_for_ever(*_: Any) -> None:

@@ -23,12 +23,8 @@ from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder, talker_engine, thinker_engine
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.slots import GraphSlots, GraphThinkerSlots
-from qwen3_omni_neuron.neuron.torchneuron.runtime import (
-    Membership,
-    Rank,
-    TorchNeuron,
-    rank_settings,
-)
+from qwen3_omni_neuron.neuron.torchneuron.environment import settings
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Rank, TorchNeuron
 
 READY_TIMEOUT_S = 600.0  # to import torch and join the other ranks
 LOAD_TIMEOUT_S = 3600.0  # to read a part's weights from a slow disk
@@ -85,7 +81,7 @@ class ModelRanks:
             factories.append(partial(Rank, spec, runtime, membership, work))
             environments.append(
                 {
-                    **rank_settings(spec.plan, work),
+                    **settings(work, spec.plan.opt_level),
                     **membership.environment(cores),
                     "NEURON_LOGICAL_NC_CONFIG": str(spec.plan.lnc),
                 }

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from qwen3_omni_neuron.compilation.manifest import ModelRecord, record_files
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    CACHES,
     COMPILE_ONLY,
-    NEFF_FOLDER,
+    LOCAL_FOLDER,
     set_before_import,
     settings,
 )
@@ -27,14 +28,13 @@ def compile_model(
     """
     started = time.monotonic()
     # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.
-    neffs, local = folder / NEFF_FOLDER, folder / "local"
-    for each in (neffs, local):
-        each.mkdir()
+    for name in (*CACHES.values(), LOCAL_FOLDER):
+        (folder / name).mkdir()
     cores = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}
-    set_before_import({**settings(neffs, local, plan.opt_level), **COMPILE_ONLY, **cores})
+    set_before_import({**settings(folder, plan.opt_level), **COMPILE_ONLY, **cores})
     from qwen3_omni_neuron.neuron.torchneuron.runtime import fill_folder
 
     graphs = fill_folder(plan, model, folder, runtime)
-    shutil.rmtree(local)
+    shutil.rmtree(folder / LOCAL_FOLDER)
     files = record_files(folder)
     return ModelRecord(graphs, files, round(time.monotonic() - started, 3))

@@ -1,6 +1,7 @@
-"""The environment variables that TorchNeuron must have before it is imported, and its NEFF cache.
+"""The environment variables that TorchNeuron must have before it is imported, and its caches.
 
-Source: aws-neuron/torch-neuronx v2.33.0, environment variables, backend, executor, NEFF cache.
+Source: aws-neuron/torch-neuronx v2.33.0, environment variables, backend, executor, NEFF cache. The
+caches of HLO and NKI: longdct/vllm-neuron, native.py; aws-neuron/vllm-omni-neuron, README.
 """
 
 import os
@@ -30,18 +31,27 @@ SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
     **COMPILER_FLAGS,
 }
-CACHE_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
+NEFF_FOLDER = "neff"
+# A model's folders in the tree with all that a load needs, by the variables that name each rank's
+# own. A default folder would be in a home or a temporary folder, which a load may find empty.
+CACHES: Mapping[str, str] = {
+    "TORCH_NEURONX_NEFF_CACHE_DIR": NEFF_FOLDER,
+    "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
+    "NKI_COMPILE_CACHE_URL": "nki",
+    "NKI_TRACE_CACHE_URL": "nki_trace",
+}
 LOCAL_CACHE_FOLDER = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 COMPILE_ONLY: Mapping[str, str] = {
     "TORCH_NEURONX_COMPILE_ONLY": "1",
     "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
 }
-NEFF_FOLDER = "neff"  # in a model's folder of the tree
+LOCAL_FOLDER = "local"  # for TorchNeuron's own copies
 
 
-def settings(neffs: Path, local: Path, opt_level: int | None) -> dict[str, str]:
-    """Return the variables of a process. neffs: the cache folder; local: for copies."""
-    folders = {CACHE_FOLDER: str(neffs), LOCAL_CACHE_FOLDER: str(local)}
+def settings(folder: Path, opt_level: int | None) -> dict[str, str]:
+    """Return the variables of a process whose caches are in a folder."""
+    names = {**CACHES, LOCAL_CACHE_FOLDER: LOCAL_FOLDER}
+    folders = {variable: str(folder / name) for variable, name in names.items()}
     return {**SETTINGS, **folders, OPT_LEVEL: f"-O{opt_level}"}
 
 
@@ -68,37 +78,43 @@ def set_before_import(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-class NeffCache:
-    """A process's folder of compiled graphs (NEFFs).
+class GraphCaches:
+    """A process's folders of compiled graphs (NEFFs), of their HLO, and of NKI's kernels.
 
-    TorchNeuron finds a NEFF by a hash of the captured graph. A load links a tree's files, and
-    notices a graph that was compiled anew.
+    TorchNeuron finds a graph by a hash of what was captured. A load links a tree's files, and
+    notices what was compiled anew.
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self._restored: set[str] = set()
+        """Make the folders in `folder`."""
+        self._folders = {name: folder / name for name in CACHES.values()}
+        for each in self._folders.values():
+            each.mkdir(parents=True)
+        self._restored: set[Path] = set()
 
     def restore(self, source: Path) -> None:
-        """Link all files below a folder of a tree. Raises ArtifactError if it has none."""
-        files = [path for path in source.rglob("*") if path.is_file()]
-        if not files:
-            raise ArtifactError(f"{source} has no compiled graph. Compile again.")
-        for path in files:
-            link = self.folder / path.relative_to(source)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                link.symlink_to(path.resolve())
+        """Link all files of a tree's model, `source`. Raises ArtifactError if it has no NEFF."""
+        for name, folder in self._folders.items():
+            files = [path for path in (source / name).rglob("*") if path.is_file()]
+            if not files and name == NEFF_FOLDER:
+                raise ArtifactError(f"{source / name} has no compiled graph. Compile again.")
+            for path in files:
+                link = folder / path.relative_to(source / name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.exists():
+                    link.symlink_to(path.resolve())
         self._restored = self._files()
 
-    def check(self, name: str) -> None:
+    def check(self, part: str) -> None:
         """Check that nothing was compiled since `restore`. Raises ArtifactError."""
-        added = len(self._files() - self._restored)
+        added = sorted(self._files() - self._restored)
         if added:
             raise ArtifactError(
-                f"{added} graphs of {name} were compiled anew while they were loaded: the tree is "
-                "of another compiler, or of another version of TorchNeuron. Compile it again."
+                f"{part} was compiled anew while it was loaded ({len(added)} files, {added[0]} "
+                "first): the tree is of another compiler, or of another version of TorchNeuron. "
+                "Compile it again."
             )
 
-    def _files(self) -> set[str]:
-        return {str(path) for path in self.folder.rglob("*.neff")}
+    def _files(self) -> set[Path]:
+        files = (path for folder in self._folders.values() for path in folder.rglob("*"))
+        return {path for path in files if path.is_file() and path.suffix != ".lock"}

@@ -22,9 +22,7 @@ from qwen3_omni_neuron.neuron.graphs.all import graph_records
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
-    CACHE_FOLDER,
-    NEFF_FOLDER,
-    NeffCache,
+    GraphCaches,
     set_before_import,
     settings,
 )
@@ -96,15 +94,10 @@ def make_fake_group(ranks: int) -> None:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
-def rank_settings(plan: CompilePlan, work: Path) -> dict[str, str]:
-    """Return the environment variables of a rank's process."""
-    return settings(work / NEFF_FOLDER, work / "local", plan.opt_level)
-
-
 class Rank:
     """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
 
-    work: this rank's own folder, for its NEFFs.
+    work: this rank's own folder, for its caches.
     """
 
     fault = None
@@ -113,18 +106,15 @@ class Rank:
         """Begin to use the device. Raises OptionError, NotInstalledError."""
         assert spec.compiled is not None, "there is a tree to load from"
         self._spec, self._tree, self._membership = spec, spec.compiled, membership
-        variables = rank_settings(spec.plan, work)
-        set_before_import(variables)
-        neffs = Path(variables[CACHE_FOLDER])
-        neffs.mkdir(parents=True)
-        self._cache = NeffCache(neffs)
+        set_before_import(settings(work, spec.plan.opt_level))
+        self._caches = GraphCaches(work)
         self._device = runtime.start(membership)
         self._parts: dict[str, PartGraphs] = {}
 
     def load(self, name: str) -> None:
         """Put a part's weights and state on the core. Raises ArtifactError."""
         folder = self._tree / MODEL_OF_PART[name]
-        self._cache.restore(folder / NEFF_FOLDER)
+        self._caches.restore(folder)
         self._parts[name] = PartGraphs(
             part_spec(self._spec.config, self._spec.plan, name),
             self._device,
@@ -134,7 +124,7 @@ class Rank:
 
     def settle(self, name: str) -> None:
         """Raise ArtifactError if a graph of a part was compiled anew."""
-        self._cache.check(name)
+        self._caches.check(name)
 
     def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Run a graph of a part. Returns the outputs, at rank 0 only."""
@@ -153,10 +143,10 @@ class Rank:
 def fill_folder(
     plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None = None
 ) -> tuple[GraphRecord, ...]:
-    """Compile a model's parts into `folder`, which has an empty folder for NEFFs.
+    """Compile a model's parts into `folder`, which has the empty folders of caches.
 
-    All ranks run the same graphs: only rank 0's are compiled, without a device, into neff, as
-    TorchNeuron's cache has them, and PART/weights, a file for each rank. Raises CheckpointError,
+    All ranks run the same graphs: only rank 0's are compiled, without a device, into the caches, as
+    TorchNeuron has them, and PART/weights, a file for each rank. Raises CheckpointError,
     CompileError, OSError, NotInstalledError.
     """
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
