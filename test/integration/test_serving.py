@@ -24,7 +24,6 @@ from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.scripted_model import ScriptedModel
-from testing.subprocesses import run_python
 
 MODEL = "qwen3-omni"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -569,13 +568,3 @@ def test_the_openapi_document_names_every_endpoint(server: Server) -> None:
     text = json.dumps(document)
     for reference in set(text.split('"#/components/schemas/')[1:]):
         assert reference.split('"')[0] in document["components"]["schemas"]
-
-
-def test_the_package_runs_without_the_servers_packages() -> None:
-    """Only `serve` imports them, when it runs."""
-    script = (
-        "import sys; import qwen3_omni_neuron.api, qwen3_omni_neuron.cli as cli; "
-        "cli.make_parser(); "
-        "print([m for m in ('fastapi', 'uvicorn', 'prometheus_client') if m in sys.modules])"
-    )
-    assert run_python("-c", script).strip() == "[]"

@@ -77,10 +77,3 @@ def test_a_checkpoint_takes_the_memory_that_the_table_says(name: str, tmp_path: 
         plan = make_plan(tmp_path, config, LIMITS, dtype=dtype)
         found.append(f"{sum(expected_bytes(plan, model) for model in MODELS) / 1e9:.1f}")
     assert found == rows()[name][3:]
-
-
-def test_scales_of_inputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    HUB_CHECKPOINTS["NVFP4"].write(tmp_path, layers=3)
-    assert cli.main(["inspect", str(tmp_path)]) == 0
-    told = "scales of the inputs of 1164 matrices are left aside: no inputs are rounded\n"
-    assert told in capsys.readouterr().out
