@@ -26,7 +26,7 @@ def test_the_smoke_test_of_the_page_holds(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TARGETS, "torchneuron", replace(stand_in_target(), require=lambda: None))
     monkeypatch.setattr("qwen3_omni_neuron.neuron.cores.instance_type", lambda: "trn2.3xlarge")
-    for line in block[1].replace("\\\n", " ").splitlines():
+    for line in block[1].replace("\\\n", " ").strip().splitlines():
         words = shlex.split(line)[1:]
         with compiled_here():
             assert cli.main(words + ["--tp", "1"] * (words[0] == "compile")) == 0, line
