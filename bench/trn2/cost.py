@@ -1,9 +1,9 @@
-"""The cost of one call of a graph: its least time by published figures, and the expected one."""
+"""The cost of one call of a graph: its least time by published figures, and a range expected."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,30 @@ PRODUCT_S = 20e-6
 # start alone. Source: vllm-neuron, its page on asynchronous execution.
 AWAITED_CALL_S = 0.44e-3
 CALL_START_S = 0.02e-3
+
+
+class Unpublished(NamedTuple):
+    """Terms that nobody has published for a trn2's graphs like ours.
+
+    efficiency: share of the peak that products reach. copy_s: an input or output of a call copied
+    between host and device. barrier_s: a call over cores of several chips waits for the last one.
+    """
+
+    efficiency: float
+    copy_s: float
+    barrier_s: float
+
+
+# By bound of an expected time. Dense prefill reaches 0.33 to 0.41 of the peak, published for trn2.
+# Copies: 0.13 ms is a guess of another project's; a user of SDK 2.14.3 measured 0.7 to 3.5 ms a
+# round trip, and the middle of 0.13 and 3.5 by ratio is 0.7, too. Barrier: 2.45 ms was measured on a
+# trn1 at 8 ranks; likely is the jitter over 64 ranks on vllm-neuron's page of AWAITED_CALL_S, since
+# whole tokens at TP 8 were published that leave no time for more.
+UNPUBLISHED: Mapping[str, Unpublished] = {
+    "low": Unpublished(0.41, 0.13e-3, 0.0),
+    "likely": Unpublished(0.37, 0.7e-3, 0.08e-3),
+    "high": Unpublished(0.33, 3.5e-3, 2.45e-3),
+}
 INPUT_S = 0.392e-3 / 489  # host time an input: bench.host, before weights were joined
 SBUF_BYTES = 54_500_000  # usable, of a core at LNC 2: NSDK, architecture/trainium2_arch.rst
 # Runs of bytes that DMA moves at the full bandwidth, and at a quarter: nki-dma-bandwidth-guide.rst
@@ -125,8 +149,8 @@ class Cost:
     gathered is written and read again; transposed_bytes, a matrix whose product sums over its
     contiguous axis is read and written once more; copied_bytes, concatenations of weights or state;
     spilled_bytes, products larger than SBUF. chain: number of products that wait for one another.
-    inputs: number of tensors of a call, state and weights (see weights.py) among them. scatters,
-    gathers: see their classes. refused: operations whose lowering is known to be slow.
+    inputs: number of tensors of a call, state and weights (see weights.py) among them. copies:
+    number of those that are copied from or to the host. scatters, gathers: see their classes. refused: operations whose lowering is known to be slow.
 
     What a compiler writes at least: instructions, one for each tile; descriptors, those by which
     DMA moves weights and state.
@@ -146,6 +170,7 @@ class Cost:
     scatters: tuple[Scatter, ...] = ()
     gathers: tuple[Gather, ...] = ()
     refused: tuple[str, ...] = ()
+    copies: int = 0
     instructions: int = 0
     descriptors: int = 0
 
@@ -165,18 +190,23 @@ class Cost:
         """Return the least time of a call by published figures, without collectives."""
         return floor_s(self.flops, self.weight_bytes + self.state_bytes, lnc)
 
-    def expected_s(self, lnc: int = 2) -> float:
-        """Return the time that a call on one core is expected to take, as a device may lower it.
+    def expected_s(self, bound: str = "likely", tp: int = 1, lnc: int = 2) -> float:
+        """Return the time that a call on `tp` cores is expected to take, as a device may lower it.
 
         That is the floor with what the lowering moves beside weights and state, the latency of
-        products that wait for one another, the collectives, and the host's part of a call.
+        products that wait for one another, the collectives, and the host's part of a call. bound:
+        of UNPUBLISHED.
         """
+        unpublished = UNPUBLISHED[bound]
+        nbytes = self.weight_bytes + self.state_bytes + self.moved_bytes
+        host_s = CALL_START_S + self.inputs * INPUT_S + self.copies * unpublished.copy_s
         return (
-            floor_s(self.flops, self.weight_bytes + self.state_bytes + self.moved_bytes, lnc)
+            floor_s(self.flops / unpublished.efficiency, nbytes, lnc)
             + self.chain * PRODUCT_S
             + self.sums * SUM_S
             + self.sum_bytes / SUM_BYTES_PER_S
-            + max(AWAITED_CALL_S, CALL_START_S + self.inputs * INPUT_S)
+            + max(AWAITED_CALL_S, host_s)
+            + (unpublished.barrier_s if tp * lnc > CHIP_CORES else 0.0)
         )
 
 
@@ -234,6 +264,7 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
         tuple(counter.scatters),
         tuple(counter.gathers),
         tuple(counter.refused),
+        len(graph.inputs) + len(graph.outputs),
         counter.instructions,
         counter.descriptors,
     )

@@ -17,6 +17,7 @@ from bench.trn2.cost import (
     PRODUCT_S,
     SUM_BYTES_PER_S,
     SUM_S,
+    UNPUBLISHED,
     Cost,
     CountingGroup,
     Scatter,
@@ -102,6 +103,11 @@ def test_an_expected_time_has_all_terms() -> None:
     assert many.expected_s() == pytest.approx(expected + host, rel=1e-12)
     further = cost.expected_s() + nbytes / CORE_BYTES_PER_S
     assert cost.expected_s(lnc=1) == pytest.approx(further, rel=1e-12)
+    dense = Cost(10**12, 0, 0, copies=3)
+    for bound, (efficiency, copy_s, barrier_s) in UNPUBLISHED.items():
+        expected = 1e12 / (667e12 / 4 * efficiency) + max(AWAITED_CALL_S, CALL_START_S + 3 * copy_s)
+        assert dense.expected_s(bound, tp=4) == pytest.approx(expected, rel=1e-12)
+        assert dense.expected_s(bound, tp=8) == pytest.approx(expected + barrier_s, rel=1e-12)
 
 
 def test_instructions_and_descriptors_are_counted_by_tile() -> None:
@@ -119,19 +125,25 @@ def test_instructions_and_descriptors_are_counted_by_tile() -> None:
 
 THINKER = RELEASED.thinker.text
 LLAMA_8B = DecoderConfig(4096, 32, 32, 8, 128, 14336, 128256, 131072, 1e-5, THINKER.rope)
-# The decoder in the thinker's place, and the graph.
+QWEN3 = replace(THINKER, vocab_size=151936)
+# The decoder in the thinker's place, the graph, and its slots.
 PUBLISHED = {
-    "port #167, thinker, a token": (THINKER, "thinker_decode"),
-    "port #167, talker, a step": (THINKER, "talker_decode"),
-    "port #167, code predictor, a frame": (THINKER, "code_predictor"),
-    "port #167, thinker, a prompt": (THINKER, "thinker_prefill"),
-    "Llama-3.1-8B, a token": (LLAMA_8B, "thinker_decode"),
-    "Qwen3-30B-A3B on vllm-neuron, a token": (
-        replace(THINKER, vocab_size=151936),
-        "thinker_decode",
-    ),
+    "port #167, thinker, a token": (THINKER, "thinker_decode", 1),
+    "port #167, talker, a step": (THINKER, "talker_decode", 1),
+    "port #167, code predictor, a frame": (THINKER, "code_predictor", 1),
+    "port #167, thinker, a prompt": (THINKER, "thinker_prefill", 1),
+    "Llama-3.1-8B, a token": (LLAMA_8B, "thinker_decode", 1),
+    "Qwen3-30B-A3B on vllm-neuron, a token": (QWEN3, "thinker_decode", 1),
+    "Qwen3-30B-A3B on NxDI, a token": (QWEN3, "thinker_decode", 1),
+    "Qwen3.6-35B-A3B on TorchNeuron, a token, gathers": (THINKER, "thinker_decode", 1),
+    "the same with kernels": (THINKER, "thinker_decode", 1),
+    "the same for 8 slots, every expert": (THINKER, "thinker_decode", 8),
 }
-FURTHER_OFF = {"port #167, thinker, a prompt", "Qwen3-30B-A3B on vllm-neuron, a token"}
+FURTHER_OFF = {
+    "port #167, code predictor, a frame",
+    "port #167, thinker, a prompt",
+    "the same for 8 slots, every expert",
+}
 
 
 def with_thinker(text: DecoderConfig) -> OmniConfig:
@@ -139,38 +151,38 @@ def with_thinker(text: DecoderConfig) -> OmniConfig:
 
 
 @cache
-def shard(thinker: DecoderConfig, part: str) -> tuple[nn.Module, CountingGroup]:
-    """Make a part as one of 8 ranks has it."""
-    owner, group = getattr(static_models(with_thinker(thinker)), part), CountingGroup(8)
-    parallelize(owner, 8, group)
+def shard(thinker: DecoderConfig, part: str, tp: int) -> tuple[nn.Module, CountingGroup]:
+    """Make a part as one of `tp` ranks has it."""
+    owner, group = getattr(static_models(with_thinker(thinker)), part), CountingGroup(tp)
+    parallelize(owner, tp, group)
     return owner, group
 
 
 def published_rows() -> list[list[str]]:
-    table = PAGE.split("| TP 8 | published ms | expected ms | ratio |\n")[1].splitlines()[1:]
+    table = PAGE.split("| call | TP | published ms | low | likely | high |\n")[1].splitlines()[1:]
     return [line.strip("| ").split(" | ") for line in table[: table.index("")]]
 
 
 @pytest.mark.parametrize("label", PUBLISHED)
-def test_an_expected_time_is_within_half_of_a_published_one(label: str) -> None:
-    """Each as its library calls it: weights are handed over at the load.
+def test_a_published_time_is_within_the_expected_ones(label: str) -> None:
+    """Or off by at most a fifth. Each as its library calls it: weights are handed over at the load.
 
-    Two are not, and the page says why.
+    Three are not, and the page says why.
     """
-    thinker, name = PUBLISHED[label]
+    thinker, name, slots = PUBLISHED[label]
+    (said,) = (said for name, *said in published_rows() if name == label)
+    tp, published_ms = int(said[0]), float(said[1])
     plan = replace(
-        TINY_PLAN, tp=Degrees.same(8), dtype="bfloat16", max_concurrency=1, batches=(1,),
+        TINY_PLAN, tp=Degrees.same(tp), dtype="bfloat16", max_concurrency=slots, batches=(slots,),
         prompt_buckets=(2048,), decode_buckets=(2048,),
         context_length=2048, talker_context_length=2048,
     )  # fmt: skip
     graph = next(g for g in all_graphs(with_thinker(thinker), plan) if g.name == name)
-    cost = graph_cost(graph, *shard(thinker, graph.part))
-    expected_ms = 1e3 * replace(cost, inputs=0).expected_s()
-    (said,) = (said for name, *said in published_rows() if name == label)
-    published_ms = float(said[0])
-    ratio = expected_ms / published_ms
-    assert said[1:] == [f"{expected_ms:.1f}", f"{ratio:.2f}"]
-    assert (1 / 1.5 < ratio < 1.5) == (label not in FURTHER_OFF)
+    cost = replace(graph_cost(graph, *shard(thinker, graph.part, tp)), inputs=0)
+    expected_ms = [1e3 * cost.expected_s(bound, tp) for bound in UNPUBLISHED]
+    assert said[2:] == [f"{ms:.1f}" for ms in expected_ms]
+    low, _, high = expected_ms
+    assert (low / 1.2 < published_ms < 1.2 * high) == (label not in FURTHER_OFF)
 
 
 # The way of a mixture of experts.

@@ -52,8 +52,8 @@ def test_every_number_follows_from_the_rows_of_the_table(
     assert wav is not None
     assert text.startswith("trn2.3xlarge, TP 2: shared. ")
     said, rows = columns(text, "|  |"), columns(text, "| graph |")
-    assert said[""] == ["trn2.3xlarge: expected", "trn2.3xlarge: least"]
-    for column, head in enumerate(("expected ms", "floor ms")):
+    assert said[""] == [f"trn2.3xlarge: {column}" for column in ("low", "likely", "high", "least")]
+    for column, head in enumerate(("low ms", "likely ms", "high ms", "floor ms")):
         of = rows["graph"].index(head)
 
         def ms(label: str, of: int = of) -> float:
