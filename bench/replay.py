@@ -6,8 +6,8 @@
 
 --profile: a name in testing/profiles, or a file (see testing/replaying/profiles.py). "expected" has
 the likely times of our graphs by the cost model, "expected-low" and "expected-high" their range,
-"roofline" their floors, which no machine reaches. Each engine call holds its cores for the time in the profile, on a virtual clock; calls that share cores
-take turns.
+"roofline" their floors, which no machine reaches. Each engine call holds its cores for the time in
+the profile, on a virtual clock; calls that share cores take turns.
 The schedule, queues, batches and threads are the package's own. The first row of each placement
 calls the stages in port #167's way, which published its own result: 1759 ms.
 

@@ -3,9 +3,9 @@
     python -m bench.roofline_profile
 
 Their times are those of `python -m bench.trn2.times`, TP=8. Expected: the likely time by the cost
-model, and its low and high one; see bench/trn2/cost.py. Roofline: the floor, bytes that a call reads over the published bandwidth of
-a core, or its FLOPs over the published peak, whichever takes longer; no machine is that fast. A
-prompt is one call of its bucket. Nothing was measured.
+model, and its low and high one; see bench/trn2/cost.py. Roofline: the floor, bytes that a call
+reads over the published bandwidth of a core, or its FLOPs over the published peak, whichever takes
+longer; no machine is that fast. A prompt is one call of its bucket. Nothing was measured.
 """
 
 import math

@@ -46,9 +46,9 @@ class Unpublished(NamedTuple):
 
 # By bound of an expected time. Dense prefill reaches 0.33 to 0.41 of the peak, published for trn2.
 # Copies: 0.13 ms is a guess of another project's; a user of SDK 2.14.3 measured 0.7 to 3.5 ms a
-# round trip, and the middle of 0.13 and 3.5 by ratio is 0.7, too. Barrier: 2.45 ms was measured on a
-# trn1 at 8 ranks; likely is the jitter over 64 ranks on vllm-neuron's page of AWAITED_CALL_S, since
-# whole tokens at TP 8 were published that leave no time for more.
+# round trip, and the middle of 0.13 and 3.5 by ratio is 0.7, too. Barrier: 2.45 ms was measured on
+# a trn1 at 8 ranks; likely is the jitter over 64 ranks on vllm-neuron's page (AWAITED_CALL_S),
+# since whole tokens at TP 8 were published that leave no time for more.
 UNPUBLISHED: Mapping[str, Unpublished] = {
     "low": Unpublished(0.41, 0.13e-3, 0.0),
     "likely": Unpublished(0.37, 0.7e-3, 0.08e-3),
@@ -150,7 +150,8 @@ class Cost:
     contiguous axis is read and written once more; copied_bytes, concatenations of weights or state;
     spilled_bytes, products larger than SBUF. chain: number of products that wait for one another.
     inputs: number of tensors of a call, state and weights (see weights.py) among them. copies:
-    number of those that are copied from or to the host. scatters, gathers: see their classes. refused: operations whose lowering is known to be slow.
+    number of those that are copied from or to the host. scatters, gathers: see their classes.
+    refused: operations whose lowering is known to be slow.
 
     What a compiler writes at least: instructions, one for each tile; descriptors, those by which
     DMA moves weights and state.

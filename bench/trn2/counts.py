@@ -25,7 +25,8 @@ from qwen3_omni_neuron.neuron.graphs.weights import Weights
 class CountedGraph:
     """A graph on one of `tp` cores.
 
-    floor_s: least time by published figures, no collectives. expected_s: by bound, see Cost.expected_s.
+    floor_s: least time by published figures, no collectives. expected_s: by bound, see
+    Cost.expected_s.
     """
 
     graph: Graph

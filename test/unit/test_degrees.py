@@ -148,7 +148,11 @@ def test_the_default_degrees_are_the_cheapest_by_the_cost_model() -> None:
         [part, *(f"{1e3 * s:.2f}" for s in (*times.values(), waiting[part]))]
         for part, times in expected.items()
     ]
-    decided = [part for part in waiting if by_degree[8][part] < by_degree[4][part] < waiting[part]]
-    assert decided == ["talker", "predictor", "encoders"]
+    eight = [
+        part
+        for part, degree in asdict(TORCHNEURON.limits.tp["trn2.48xlarge"]).items()
+        if degree == 8
+    ]
+    assert [p for p in eight if waiting[p] > by_degree[4][p]] == ["talker", "encoders"]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     assert table in TRN2_PAGE, f"docs/trn2.md should have\n{table}"
