@@ -18,8 +18,10 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    CACHES,
     COMPILE_ONLY,
     COMPILER_FLAGS,
+    LOCAL_CACHE_FOLDER,
     SETTINGS,
     set_before_import,
     settings,
@@ -46,15 +48,6 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
         **COMPILER_FLAGS,
     }
     assert settings(Path("/model"), 1).items() >= SETTINGS.items()
-
-
-FOLDERS = {
-    "TORCH_NEURONX_NEFF_CACHE_DIR": "neff",
-    "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
-    "NKI_COMPILE_CACHE_URL": "nki",
-    "NKI_TRACE_CACHE_URL": "nki_trace",
-    "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "local",
-}
 
 
 def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
@@ -149,9 +142,9 @@ plan = type("Plan", (), {"lnc": 2, "opt_level": 1})
 compile_model(plan, "audio", Path(sys.argv[1]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), *FOLDERS],
+        [sys.executable, "-c", script, str(tmp_path), *CACHES, LOCAL_CACHE_FOLDER],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["1", *FOLDERS.values()], done.stderr
+    assert done.stdout.split() == ["1", *CACHES.values(), "local"], done.stderr

@@ -1,4 +1,4 @@
-"""What runs on the device outside of graphs: TorchNeuron would compile each such operation.
+"""Counter of operations on the device outside of graphs, each of which TorchNeuron would compile.
 
 The stand-in's device is a CPU of its own number. torch computes there as on the CPU, and tensors
 don't say where they are: their storages are remembered.
@@ -23,7 +23,7 @@ Compiled = Callable[..., Sequence[Tensor]]
 
 
 class OutsideGraphs(TorchDispatchMode):
-    """Counts the operations on the device by name, and refuses those that are compiled.
+    """Count the operations on the device by name, and refuse those that are compiled.
 
     Allocations, views and copies from and to the host are not, if the copies keep type and layout.
     """
@@ -46,7 +46,7 @@ class OutsideGraphs(TorchDispatchMode):
             return results
         self.counts[name] += 1
         kinds = {tensor.dtype for tensor in (*given, *_tensors(results))}
-        is_copy = name in COPIES and len(kinds) == 1 and len(there) == 1
+        is_copy = name in COPIES and len(kinds) == len(there) == 1
         if name == "copy_":
             is_copy &= there[0] is given[0] and given[0].is_contiguous()
         if not (is_copy or operation.is_view or (name == "empty" and not there)):

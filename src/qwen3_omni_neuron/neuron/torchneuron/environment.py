@@ -1,7 +1,7 @@
 """The environment variables that TorchNeuron must have before it is imported, and its caches.
 
 Source: aws-neuron/torch-neuronx v2.33.0, environment variables, backend, executor, NEFF cache. The
-caches of HLO and NKI: longdct/vllm-neuron, native.py; aws-neuron/vllm-omni-neuron, README.
+caches of HLO and NKI: longdct/vllm-neuron and aws-neuron/vllm-omni-neuron.
 """
 
 import os
