@@ -26,14 +26,7 @@ from qwen3_omni_neuron.serving.openai.fields import OTHER_VOICES, REALTIME, WITH
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
-from testing.realtime import (
-    PUSH_TO_TALK,
-    SHORT,
-    Caller,
-    calling,
-    sound_of,
-    text_of,
-)
+from testing.realtime import PUSH_TO_TALK, SHORT, Caller, calling, sound_of, text_of
 
 PCM = {"type": "audio/pcm", "rate": 24000}
 TRANSCRIPTION = {"model": "gpt-4o-mini-transcribe"}
@@ -156,12 +149,10 @@ def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openai
         pass
 
 
-def test_speech_of_a_realtime_reply_at_another_speed(
-    omni: Qwen3Omni, server: Server, caller: Caller
-) -> None:
+def test_speech_of_a_realtime_reply_at_another_speed(omni: Qwen3Omni, caller: Caller) -> None:
     """It is as long as its speed says, and what was heard of it is counted in what was played."""
-    caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
     options: Any = {**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
+    caller.update(**options)
     whole = omni.generate_audio(HELLO, literal_text=True, speaker="Aiden", **options)
     left = {}
     for speed in (1.0, 1.5, 0.5):

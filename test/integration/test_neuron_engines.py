@@ -32,10 +32,7 @@ from testing.eager_neuron import (
 )
 from testing.media_cases import CASES, audio, text, user
 from testing.neuron.alike import GREEDY as GREEDY_FRAME
-from testing.neuron.alike import (
-    SPEAKER,
-    assert_close,
-)
+from testing.neuron.alike import SPEAKER, assert_close
 from testing.prompts import prompt_of
 from testing.replies import GREEDY
 from testing.specs import cpu_engines

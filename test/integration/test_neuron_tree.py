@@ -17,22 +17,13 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.compilation.loading import TARGETS
-from qwen3_omni_neuron.compilation.manifest import (
-    MANIFEST_FILE,
-    read_manifest,
-    verify_files,
-)
+from qwen3_omni_neuron.compilation.manifest import MANIFEST_FILE, read_manifest, verify_files
 from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import (
-    ArtifactError,
-    CompileError,
-    NotInstalledError,
-    OptionError,
-)
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, NotInstalledError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines

@@ -21,14 +21,7 @@ from PIL import Image
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.page import FILES
 from qwen3_omni_neuron.serving.server import Server
-from testing.browser import (
-    CAPTURED,
-    CHROMIUM,
-    Visitor,
-    chromium,
-    visiting,
-    write_microphone,
-)
+from testing.browser import CAPTURED, CHROMIUM, Visitor, chromium, visiting, write_microphone
 from testing.http_client import ask
 from testing.http_server import serving, url_of
 from testing.media_cases import noise_image

@@ -12,13 +12,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.runtime.runaway import CEILING, CYCLE_FRAMES, SILENT_FRAMES, SpokenPace
 from testing.http_server import client_of, serving
 from testing.realtime import calling, sound_of
-from testing.runaways import (
-    KINDS,
-    SLOTS,
-    good_replies,
-    made_replies,
-    running_away,
-)
+from testing.runaways import KINDS, SLOTS, good_replies, made_replies, running_away
 
 WORDS = "three five"
 

@@ -326,13 +326,8 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
         "modalities": ["text", "audio"],
         "extra_body": extra,
     }
-    result = expected(
-        omni,
-        speaker="Ethan",
-        thinker_temperature=0.4,
-        thinker_top_p=0.9,
-        thinker_top_k=1,
-    )
+    sampling = {"thinker_temperature": 0.4, "thinker_top_p": 0.9, "thinker_top_k": 1}
+    result = expected(omni, speaker="Ethan", **sampling)
     text, sound = "", b""
     for piece in client.chat.completions.create(**asked, stream=True):
         for choice in piece.choices:
@@ -360,12 +355,10 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, 400, "no user message"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, 400, "role"),
-        ({"messages": [{"role": "user"}]}, 400, "no content"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "KV cache"),
         ({"messages": [{"role": "tool", "content": "x"}, *HELLO]}, 400, "takes no tools"),
         ({"n": 2}, 400, "n can only be 1"),
         ({"temperature": 3}, 400, "temperature"),
-        ({"stop": [""]}, 400, "stop must be"),
         ({"stop": ["a"] * 17}, 400, "stop must be"),
         ({"top_logprobs": 2}, 400, "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
@@ -377,8 +370,6 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
             400,
             "can't be streamed",
         ),
-        ({"thinker_temprature": 1}, 400, "thinker_temperature"),
-        ({"talker_top_k": -1}, 400, "talker_top_k must be"),
         ({"seed": 2**63}, 400, "seed"),
         ({"sampling_params_list": 3}, 400, "sampling_params_list"),
     ],
@@ -396,9 +387,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(
     assert refused.value.request_id
 
 
-def test_models_and_voices_are_listed_and_others_not_found(
-    omni: Qwen3Omni, server: Server, client: OpenAI
-) -> None:
+def test_models_and_voices_are_listed_and_others_not_found(omni: Qwen3Omni, client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     for name in (MODEL, "gpt-4o", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "QWEN3-omni-flash"):
         found = client.models.retrieve(name)

@@ -22,14 +22,7 @@ from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask, form
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
-from testing.raw_http import (
-    ASKED,
-    connected,
-    head_of,
-    rest_of,
-    status_of,
-    still_answers,
-)
+from testing.raw_http import ASKED, connected, head_of, rest_of, status_of, still_answers
 
 
 @pytest.fixture(scope="module")

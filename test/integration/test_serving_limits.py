@@ -12,15 +12,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient
 from testing.http_server import client_of, serving, url_of, wait_until
-from testing.raw_http import (
-    ASKED,
-    LONG,
-    connected,
-    head_of,
-    rest_of,
-    status_of,
-    still_answers,
-)
+from testing.raw_http import ASKED, LONG, connected, head_of, rest_of, status_of, still_answers
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,7 @@ from qwen3_omni_neuron.serving.edge import keys
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of
-from testing.raw_http import (
-    ASKED,
-    HELLO,
-    connected,
-    head_of,
-    status_of,
-    still_answers,
-)
+from testing.raw_http import ASKED, HELLO, connected, head_of, status_of, still_answers
 from testing.realtime import SHORT, calling, text_of
 
 

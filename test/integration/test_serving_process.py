@@ -25,15 +25,7 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
-from testing.raw_http import (
-    ASKED,
-    LONG,
-    SECONDS,
-    UPGRADE,
-    connected,
-    head_of,
-    rest_of,
-)
+from testing.raw_http import ASKED, LONG, SECONDS, UPGRADE, connected, head_of, rest_of
 from testing.repeats import again
 from testing.scripted_model import ScriptedModel
 

@@ -18,15 +18,7 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.session import Session
 from qwen3_omni_neuron.verification.oracle import Reference
-from testing.media_cases import (
-    CASES,
-    IMAGE,
-    audio,
-    image,
-    text,
-    video,
-    write_deeper_checkpoint,
-)
+from testing.media_cases import CASES, IMAGE, audio, image, text, video, write_deeper_checkpoint
 from testing.repeats import examples
 from testing.replies import GREEDY, assert_same, last
 

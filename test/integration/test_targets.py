@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.compilation.loading import TARGETS
-from qwen3_omni_neuron.compilation.target import EngineSpec, LazyFunction
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu import build
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.engines.protocols import StageEngines
@@ -61,11 +60,3 @@ def test_a_toy_target_is_compiled_and_loaded_by_its_versions(
     monkeypatch.setitem(TARGETS, "toy", replace(TOY, versions=lambda: {"toy-compiler": "2.0"}))
     with pytest.raises(ArtifactError, match=r"compiled with toy-compiler 1.0, and here is 2.0"):
         Qwen3Omni.load(checkpoint, compiled_path=tmp_path)
-
-
-@pytest.mark.parametrize("name", ["cpu", "neuron", "torchneuron"])
-def test_the_functions_of_an_entry_exist(name: str) -> None:
-    target = TARGETS[name]
-    for function in (target.compile_model, target.expected_bytes, target.build_engines):
-        assert isinstance(function, LazyFunction)
-        assert callable(getattr(import_module(function.module), function.name))

@@ -17,21 +17,14 @@ from torch import Tensor, nn
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath, adapters_digest
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import (
-    Checkpoint,
-    conversation_fingerprint,
-    fingerprint,
-)
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, conversation_fingerprint, fingerprint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.plan import MODELS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.target import CPU, LIMITS
-from qwen3_omni_neuron.cpu.weights import (
-    load_checkpoint_models,
-    load_compiled_models,
-)
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, CheckpointError
 from qwen3_omni_neuron.verification.verify import verify
 from testing.quantised_checkpoint import (
@@ -104,24 +97,16 @@ def delta(tensors: Mapping[str, Tensor], layer: str, scale: float) -> Tensor:
     return (tensors[f"{layer}.lora_B.weight"] @ tensors[f"{layer}.lora_A.weight"]) * scale
 
 
-def test_factors_of_half_precision_are_multiplied_in_float32(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    tensors = {name: tensor.bfloat16() for name, tensor in factors(weights, QUERY).items()}
-    widened = {name: tensor.float() for name, tensor in tensors.items()}
-    expected = weights[f"{QUERY}.weight"] + delta(widened, QUERY, 6 / RANK)
-    assert torch.equal(read(base, f"{QUERY}.weight", write(tmp_path / "one", tensors)), expected)
-
-
-def test_a_weight_of_half_precision_is_merged_in_float32(
+def test_factors_and_weights_of_half_precision_are_merged_in_float32(
     weights: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    name, tensors = f"{QUERY}.weight", factors(weights, QUERY)
     half = write_tiny_checkpoint(tmp_path / "base", 5, dtype="bfloat16")
-    stored = read(half, name)
+    tensors = {name: tensor.bfloat16() for name, tensor in factors(weights, QUERY).items()}
+    widened = {name: tensor.float() for name, tensor in tensors.items()}
+    stored = read(half, f"{QUERY}.weight")
     assert stored.dtype == torch.bfloat16
-    expected = stored.float() + delta(tensors, QUERY, 6 / RANK)
-    assert torch.equal(read(half, name, write(tmp_path / "one", tensors)), expected)
+    expected = stored.float() + delta(widened, QUERY, 6 / RANK)
+    assert torch.equal(read(half, f"{QUERY}.weight", write(tmp_path / "one", tensors)), expected)
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,6 @@ def test_a_result_file_is_read_as_it_was_written(
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
-WHOLE: dict[str, Any] = {"schema": 1, "benchmark": "b", "command": [], "versions": {}}
-WHOLE |= {"settings": {}, "rows": [], "summary": {}}
-
-
 # ttfb_rtf
 
 

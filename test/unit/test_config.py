@@ -18,11 +18,7 @@ from qwen3_omni_neuron.checkpoint.config_json import (
 )
 from qwen3_omni_neuron.checkpoint.released import released_config_dict
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import (
-    GenerationDefaults,
-    OmniConfig,
-    RopeConfig,
-)
+from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig, RopeConfig
 from qwen3_omni_neuron.model.rotary import Rotary
 from testing.released import RELEASED
 

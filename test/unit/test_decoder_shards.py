@@ -13,9 +13,7 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DecoderSpec,
-)
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     cut_parameters,
     decoder_shard_bytes,

@@ -12,10 +12,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from qwen3_omni_neuron.errors import (
-    InputError,
-    PromptTooLongError,
-)
+from qwen3_omni_neuron.errors import InputError, PromptTooLongError
 from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.helpers.job import Job, Measured
 from qwen3_omni_neuron.helpers.media import MOST_INLINE_BYTES, decode_inline

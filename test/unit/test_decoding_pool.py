@@ -20,15 +20,7 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError, VideoError
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.helpers.pool import Limits
-from testing.decoding_cases import (
-    LONG_S,
-    children_of,
-    job_of,
-    picture,
-    sound,
-    until,
-    wait_until,
-)
+from testing.decoding_cases import LONG_S, children_of, job_of, picture, sound, until, wait_until
 from testing.decoding_faults import MODULE, fault
 from testing.repeats import again
 from testing.subprocesses import children, lives, open_files

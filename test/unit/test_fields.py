@@ -8,10 +8,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
-from openai.types.audio import (
-    speech_create_params,
-    transcription_create_params,
-)
+from openai.types.audio import speech_create_params, transcription_create_params
 from openai.types.chat import completion_create_params
 from openai.types.realtime import conversation_item_param
 from openai.types.realtime import realtime_response_create_params_param as realtime_response
@@ -66,11 +63,7 @@ from qwen3_omni_neuron.serving.openai.responses import (
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
-from qwen3_omni_neuron.serving.realtime.events import (
-    ItemCreate,
-    read_event,
-    read_items,
-)
+from qwen3_omni_neuron.serving.realtime.events import ItemCreate, read_event, read_items
 from qwen3_omni_neuron.serving.realtime.items import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.session_config import (
     SoundFormat,

@@ -37,6 +37,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         {
             "model": "/a/tiny",
             "max_concurrency": 3,
+            "threads": 16,
             "drain_timeout_s": 7,
             "allowed_origins": ["HTTPS://A.b/"],
             "allowed_hosts": ["Ray-head.example"],
@@ -51,8 +52,10 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         sites.check([(b"host", host)])
     with pytest.raises(ApiError, match="allowed_hosts"):
         sites.check([(b"host", b"evil.example")])
-    assert settings.load_arguments(None)["max_concurrency"] == 3
-    compiled = FleetSettings.parse({"compiled": "/tree"})
+    arguments = settings.load_arguments(None)
+    assert (arguments["max_concurrency"], arguments["threads"]) == (3, 16)
+    compiled = FleetSettings.parse({"compiled": "/tree", "threads": None})
+    assert compiled.load.threads is None
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
 
 
@@ -85,12 +88,6 @@ def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> N
     settings = FleetSettings.parse({"api_keys": str(file)})
     assert "secret" not in repr(settings)
     assert settings.server_settings().api_keys == ("secret",)
-
-
-def test_options_of_a_load_reach_it() -> None:
-    settings = FleetSettings.parse({"threads": 16})
-    assert settings.load_arguments(None)["threads"] == 16
-    assert FleetSettings.parse({"threads": None}).load.threads is None
 
 
 @pytest.mark.parametrize(

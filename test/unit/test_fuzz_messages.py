@@ -240,12 +240,7 @@ def at_every_place(value: Any) -> Iterator[tuple[str, Any]]:
 def test_an_odd_value_at_any_place_gives_a_prompt_or_an_error_of_ours(
     prompt_builder: PromptBuilder, config: OmniConfig, index: int
 ) -> None:
-    assert_answered_at_every_place(prompt_builder, config, ODD_VALUES[index])
-
-
-def assert_answered_at_every_place(
-    prompt_builder: PromptBuilder, config: OmniConfig, value: Any
-) -> None:
+    value = ODD_VALUES[index]
     for place, messages in at_every_place(value):
         try:
             prompt = prompt_builder.prompt(messages, True, most_tokens=2000)
@@ -262,17 +257,8 @@ def test_paths_that_are_no_files(prompt_builder: PromptBuilder, tmp_path: Path, 
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for name in (
-        ".",
-        "pipe",
-        "empty",
-        "loop",
-        "absent",
-        "a\0b",
-        "\ud800",
-        "\x1b[31m\u202e",
-        "x" * 999,
-    ):
+    names = (".", "pipe", "empty", "loop", "absent", "a\0b", "\ud800", "\x1b[31m\u202e", "x" * 999)
+    for name in names:
         for path in (tmp_path / name, str(tmp_path / name)):
             item = {"type": kind, kind: path}
             with pytest.raises(InputError, match=r"messages\[0\]\.content\[0\]") as caught:

@@ -21,11 +21,7 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import Voices
 from qwen3_omni_neuron.serving.openai.reply import token_logprobs
 from qwen3_omni_neuron.serving.realtime import events
-from qwen3_omni_neuron.serving.realtime.events import (
-    Base64,
-    is_large,
-    server_event,
-)
+from qwen3_omni_neuron.serving.realtime.events import Base64, is_large, server_event
 from qwen3_omni_neuron.serving.realtime.session_config import (
     first_config,
     options_of,

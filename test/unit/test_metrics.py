@@ -6,12 +6,7 @@ import pytest
 
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from testing.metrics import (
-    ChunkArrival,
-    RequestEvents,
-    TextArrival,
-    request_metrics,
-)
+from testing.metrics import ChunkArrival, RequestEvents, TextArrival, request_metrics
 from testing.observed import Recorder
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native.binding import (
-    Library,
-    UnsuitedError,
-)
+from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig

@@ -11,17 +11,10 @@ from torch import nn
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library, pack_in_c, quantise_in_c
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
-from qwen3_omni_neuron.cpu.native.encoder_layers import (
-    NativeEncoderLayer,
-    NativeLinear,
-)
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer, NativeLinear
 from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.cpu.packing import Groups
-from qwen3_omni_neuron.engines.sampling import (
-    RequestRandom,
-    Sampler,
-    SamplingParams,
-)
+from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig

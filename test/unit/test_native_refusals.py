@@ -6,9 +6,7 @@ from torch import nn
 
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError
-from qwen3_omni_neuron.cpu.native.encoder_layers import (
-    NativeLinear,
-)
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig

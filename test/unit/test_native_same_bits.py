@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
-from qwen3_omni_neuron.cpu.native.encoder_layers import (
-    NativeLinear,
-    use_native_linears,
-)
+from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear, use_native_linears
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig

@@ -5,10 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qwen3_omni_neuron.errors import (
-    BusyError,
-    OptionError,
-)
+from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from testing.replaying.simulation import take_reply
@@ -157,15 +154,6 @@ def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
     assert [chunk.frames for chunk in chunks] == [1, 2, 8, 8, 8, 3]
     first = [chunk.first_sample for chunk in chunks]
     assert first == [0, *(1920 * n - 555 for n in (1, 3, 11, 19, 27))]
-
-
-def test_a_chunk_size_that_is_not_compiled_is_refused(simulate: Simulate) -> None:
-    simulation = simulate()
-    with pytest.raises(
-        OptionError, match="chunk_frames has 3, and the vocoder decodes chunks of 1"
-    ):
-        simulation.start(TOKENS, chunk_frames=(1, 3))
-    simulation.assert_idle()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qwen3_omni_neuron.errors import (
-    ClosedError,
-    EngineDiedError,
-    LateError,
-)
+from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.runtime.request import WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream

@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.policy import (
-    MARGIN,
-    SHORT_FRAMES,
-    TOGETHER_S,
-    SchedulingPolicy,
-)
+from qwen3_omni_neuron.runtime.policy import MARGIN, SHORT_FRAMES, TOGETHER_S, SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from testing.prompts import prompt_of
 from testing.replaying.cases import OURS, PROFILES, case

@@ -20,12 +20,7 @@ from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, TAIL_BYTE
 from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
 from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES
 from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
-from qwen3_omni_neuron.errors import (
-    CheckpointError,
-    ClosedError,
-    EngineDiedError,
-    OptionError,
-)
+from qwen3_omni_neuron.errors import CheckpointError, ClosedError, EngineDiedError, OptionError
 from testing.fake_engines_for_processes import (
     FakeParent,
     FakeThinker,

@@ -9,10 +9,7 @@ from bench.replay import PUBLISHED_TTFB_S
 from testing.replaying.cases import PORT, PROFILES, case
 from testing.replaying.device import PLACEMENTS
 from testing.replaying.load import make_load
-from testing.replaying.profiles import (
-    StageProfile,
-    measured_profile,
-)
+from testing.replaying.profiles import StageProfile, measured_profile
 from testing.replaying.simulation import replay
 from testing.results import load_results
 

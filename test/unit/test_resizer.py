@@ -10,9 +10,7 @@ import torch
 from PIL import Image
 
 from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
-from qwen3_omni_neuron.errors import (
-    CheckpointError,
-)
+from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.media.pixels import (
     Grid,
     PixelSettings,

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.prompt import (
-    HEAD_ROWS,
-    PromptKeys,
-    RowKeys,
-    prompt_keys,
-)
+from qwen3_omni_neuron.prompt.prompt import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from testing.media_cases import RATE, image, text, tone, user, video
 from testing.repeats import examples
 

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, RATE_WEIGHT_S, Reply, mean_pace
 from qwen3_omni_neuron.session import Session
+from testing.http_server import wait_until
 from testing.media_cases import IMAGE, text, tone, user
 from testing.replies import GREEDY, last
 from testing.sessions import assert_same_prompt, prompt_of
@@ -302,12 +303,10 @@ def test_a_turn_whose_reply_did_not_begin_can_be_answered_again(checkpoint: Path
             with pytest.raises(BusyError):
                 session.respond()
             busy.close()
-            while omni._pipeline._running:
-                threading.Event().wait(0.01)
+            wait_until(lambda: not omni._pipeline._running)
             with pytest.raises(LateError, match="no first token"):
                 list(session.respond(first_token_timeout_s=1e-9))
-            while omni._pipeline._running:
-                threading.Event().wait(0.01)
+            wait_until(lambda: not omni._pipeline._running)
             assert len(last(session.respond()).codes) == 4
             assert [m["role"] for m in session.messages] == ["user", "assistant"]
 
@@ -339,8 +338,7 @@ def test_closing_in_any_state_frees_slots_and_threads(omni: Qwen3Omni, state: st
         with pytest.raises(ClosedError, match="this session was closed"):
             use()
     assert isinstance(session.messages, list)
-    while omni._pipeline._running:
-        threading.Event().wait(0.01)
+    wait_until(lambda: not omni._pipeline._running)
     assert len(omni._pipeline._free_slots) == 3
     assert threading.active_count() == threads
 

@@ -60,11 +60,6 @@ def test_the_text_ends_before_the_first_stop_string(
         assert got == whole
 
 
-def test_a_stop_string_inside_a_token_leaves_the_text_before_it(tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode_words("ab hello")
-    assert run(tokenizer, token_ids, ["llo"])[:2] == ("ab he", True)
-
-
 def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer: Tokenizer) -> None:
     watch = StopStrings(["abc"], tokenizer.decode, tokenizer.encode_words)
     a, b, x = (tokenizer.encode_words(letter)[0] for letter in "abx")

@@ -12,12 +12,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
-from qwen3_omni_neuron.errors import (
-    MessageError,
-    OptionError,
-    OutputError,
-    StoredSessionError,
-)
+from qwen3_omni_neuron.errors import MessageError, OptionError, OutputError, StoredSessionError
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.stored import pack, unpack
 from qwen3_omni_neuron.prompt.turns import Reply

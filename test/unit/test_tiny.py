@@ -7,10 +7,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import (
-    Qwen3OmniMoeConfig,
-    Qwen3OmniMoeForConditionalGeneration,
-)
+from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.checkpoint.drawn import draw

@@ -10,11 +10,7 @@ import sys
 from array import array
 from typing import Any
 
-from dashscope.audio.qwen_omni import (
-    MultiModality,
-    OmniRealtimeCallback,
-    OmniRealtimeConversation,
-)
+from dashscope.audio.qwen_omni import MultiModality, OmniRealtimeCallback, OmniRealtimeConversation
 
 from testing.clients.microphone import LONG, QUESTION, RATE, SUM, Microphone
 

@@ -12,13 +12,7 @@ from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE
 from testing.tiny.outlier import outlier_weights, with_outlier_layers
 from testing.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
 from testing.tiny.tokenizer import WORDS, write_json, write_tokenizer
-from testing.tiny.weights import (
-    Config,
-    Weights,
-    drawing,
-    parameter_shapes,
-    random_weights,
-)
+from testing.tiny.weights import Config, Weights, drawing, parameter_shapes, random_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 
