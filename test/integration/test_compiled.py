@@ -308,7 +308,8 @@ def test_a_script_compiles_its_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = str(ROOT / "compile" / "audio.py")
-    monkeypatch.setattr(sys, "argv", [script, *compile_words(checkpoint, tmp_path)[1:]])
+    words = [*compile_words(checkpoint, tmp_path)[1:], "--target", "cpu", "--tp", "1"]
+    monkeypatch.setattr(sys, "argv", [script, *words])
     with compiled_here(), pytest.raises(SystemExit) as ended:
         runpy.run_path(script, run_name="__main__")
     assert not ended.value.code
