@@ -17,7 +17,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.errors import CompileError, EngineDiedError
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHES
 from qwen3_omni_neuron.options import LoadOptions
@@ -217,6 +217,33 @@ def test_replies_are_transformers_at_every_degree_of_a_part(
             assert_replies(omni, reference, name)
     said = sorted(path.read_text(encoding="utf-8").partition(" ")[0] for path in seen.iterdir())
     assert "".join(said) == cores
+
+
+KILLED = "[F137] neuronx-cc was forcibly killed"
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ({}, None),
+        ({0: ""}, r"audio_encoder\[windows=1\] was not compiled: its call has left no NEFF"),
+        ({1: ""}, r"audio_encoder\[windows=2\] was not compiled: its call has left no NEFF"),
+        ({0: KILLED}, r"windows=1\] was not compiled: \[F137\] .* Try --opt-level 1"),
+        ({1: "no room"}, r"windows=2\] was not compiled: no room\. (?!.* Try --opt-level)"),
+    ],
+)
+def test_a_graph_whose_compile_fails_after_its_call_is_the_one_that_is_named(
+    two: EngineSpec, tmp_path: Path, late: dict[int, str], said: str | None
+) -> None:
+    plan = replace(two.plan, audio_windows=(1, 2))
+    target = stand_in_target(StandIn(late=late))
+    if said is None:
+        compile_tree(plan, tmp_path, target, only=("audio",))
+        assert len([*(tmp_path / "audio").rglob("*.neff")]) == 2
+    else:
+        with pytest.raises(CompileError, match=said):
+            compile_tree(plan, tmp_path, target, only=("audio",))
+        assert not (tmp_path / "audio").exists()
 
 
 def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_ends_all(

@@ -14,7 +14,7 @@ LIMITS = replace(
     # NxDI makes one process for all cores, and its decoders have one degree.
     tp={name: Degrees.same(tp.thinker) for name, tp in neuron_target.LIMITS.tp.items()},
     mixed_degrees=False,
-    opt_levels=(),  # each graph has its own: see nxd_toolchain.compiler_flags
+    opt_levels=(),  # each graph has its own
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
     # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
     sizes={

@@ -41,7 +41,11 @@ class CompiledGraph:
 
         owner: its parameters and buffers are not used, those of weights are.
         """
-        kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
+        specs = (*graph.inputs, *graph.outputs, *graph.state)
+        # Graphs of one kind are one NEFF, as the two projections: weights are inputs.
+        shapes = *(spec.shape for spec in specs), *(tensor.shape for tensor in weights.tensors)
+        self.kind = type(owner), shapes
+        kinds = {device_type(spec.dtype) for spec in specs}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
         self._inputs = {
             spec.name: torch.empty(spec.shape, dtype=device_type(spec.dtype), device=device)
@@ -185,6 +189,10 @@ class PartGraphs:
         self._graphs = {
             graph.label: CompiledGraph(graph, owner, weights, device) for graph in spec.graphs
         }
+
+    def kind(self, label: str) -> object:
+        """Return what graphs of one NEFF have in common."""
+        return self._graphs[label].kind
 
     def run(
         self,

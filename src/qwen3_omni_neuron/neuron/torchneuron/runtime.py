@@ -19,9 +19,10 @@ from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_PARTS, MODEL
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
-from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
+from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    NEFF_FOLDER,
     GraphCaches,
     set_before_import,
     settings,
@@ -84,6 +85,10 @@ class TorchNeuron:
 
         make_fake_group(ranks)
         return torch.device("neuron", 0)
+
+    def synchronise(self) -> None:
+        """Wait for all that was begun, compiles among it, and raise its errors."""
+        torch.neuron.synchronize()  # type: ignore[attr-defined]
 
 
 def make_fake_group(ranks: int) -> None:
@@ -152,12 +157,30 @@ def fill_folder(
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
     # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
-    device = (runtime or TorchNeuron()).start_compiling(plan.tp.of(model))
+    runtime, compiled = runtime or TorchNeuron(), set[object]()
+    device = runtime.start_compiling(plan.tp.of(model))
     for name in MODEL_PARTS[model]:
         spec = part_spec(config, plan, name)
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
-        _compile_part(spec, PartGraphs(spec, device), plan.if_killed)
+        part = PartGraphs(spec, device)
+        runtime.synchronise()  # so that no NEFF of the copies is taken for the first graph's
+        for graph in spec.graphs:
+            inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
+            before = _neffs(folder)
+            try:
+                part.run(graph.label, inputs)
+                runtime.synchronise()  # a call may return before its compile is done
+                if _neffs(folder) == before and part.kind(graph.label) not in compiled:
+                    raise CompileError("its call has left no NEFF")
+            except Exception as error:
+                raise CompileError(
+                    f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
+                    "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
+                    # as neuronx-cc says it: error F137
+                    f"{plan.if_killed if 'killed' in str(error) else ''}"
+                ) from error
+            compiled.add(part.kind(graph.label))
     return graph_records(config, plan, model)
 
 
@@ -167,15 +190,5 @@ def expected_bytes(plan: CompilePlan, model: str) -> int:
     return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 
 
-def _compile_part(spec: PartSpec, part: PartGraphs, if_killed: str) -> None:
-    """Call each graph once. Raises CompileError that names the graph."""
-    for graph in spec.graphs:
-        inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
-        try:
-            part.run(graph.label, inputs)
-        except Exception as error:
-            raise CompileError(
-                f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
-                "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
-                f"{if_killed * ('killed' in str(error))}"  # as neuronx-cc says it: error F137
-            ) from error
+def _neffs(folder: Path) -> int:
+    return sum(1 for _ in (folder / NEFF_FOLDER).rglob("*.neff"))
