@@ -98,7 +98,9 @@ def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(
             words[at : at + 1 + (found[2] is None)] = [found[2]] if found[2] else []
     values = {name: value for name, value in vars(parsed).items() if name != "cores"}
     read = {
-        str(v) for value in values.values() for v in (value if isinstance(value, list) else [value])
+        f"{v:g}" if isinstance(v, float) else str(v)
+        for value in values.values()
+        for v in (value if isinstance(value, list) else [value])
     }
     cores = ",".join(f"{stage}={of}" for stage, of in parsed.cores.items())
     assert {word for word in words if not word.startswith("--")} <= read | {cores}
