@@ -94,7 +94,7 @@ PRODUCTS: Mapping[str, tuple[tuple[int, int], ...]] = {
 }
 CONCATENATIONS = frozenset({"cat", "stack"})
 # An instruction works on a tile of 128 partitions of at most 512 numbers, a product's also on at
-# most 128 of the numbers that it sums over: NSDK, nki_perf_guide.rst.
+# most 128 of the numbers that it sums over: the NKI performance guide of the SDK.
 PARTITIONS, TILE_NUMBERS = 128, 512
 # Passes over a tile of what torch computes in one operation: a softmax takes the maximum,
 # difference, exponential, sum and quotient; a norm mean, difference, square, mean, root, product,

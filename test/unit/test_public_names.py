@@ -105,7 +105,7 @@ VERBS = {
     "compile": """
         --adapter --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --instance --json --lnc --max-concurrency --model
-        --only --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet
+        --only --opt-level --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet
         --talker-context-length --target --tp -h
     """,
     "inspect": """

@@ -149,7 +149,7 @@ def test_presence_and_frequency_penalties_are_openais(sample: SampleIds) -> None
 
 
 def follow(counts: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether counts follow probabilities; those of rare ids are one cell of the chi-square."""
+    """Return whether counts follow probabilities; rare ids are one cell of the chi-square."""
     wanted = expected.astype(np.float64) * counts.sum()
     likely = wanted >= 5
     cells = np.array([[*n[likely], n[~likely].sum()] for n in (counts, wanted)])
