@@ -105,8 +105,8 @@ VERBS = {
     "compile": """
         --adapter --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --instance --json --lnc --max-concurrency --model
-        --only --opt-level --out --patch-buckets --predictor-dtype --predictor-top-k --projection-rows --quiet
-        --talker-context-length --target --tp -h
+        --only --opt-level --out --patch-buckets --predictor-dtype --predictor-top-k
+        --projection-rows --quiet --talker-context-length --target --tp -h
     """,
     "inspect": """
         --help --json --verify -h folder
