@@ -30,8 +30,8 @@ from testing.native_library import needs_c
 from testing.specs import compiled_here, plan_of
 from testing.tiny import write_tiny_checkpoint
 
-# -0, denormals, infinities, NaN with payloads, the largest number, 2^100 of both signs.
-EXTREMES = (0x8000, 1, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0xFFC5, 0x7F7F, 0x7180, 0xF180)
+# -0, denormals, the largest number, 2^100 of both signs.
+EXTREMES = (0x8000, 1, 0x807F, 0x7F7F, 0x7180, 0xF180)
 
 
 def planted_in(name: str, weight: Tensor) -> Tensor:
@@ -44,8 +44,9 @@ def planted_in(name: str, weight: Tensor) -> Tensor:
             bits[:] = 0
         case "mlp.experts.1.down_proj.weight":
             bits[:] = 0x3FC0  # 1.5: equal exponents
-        case "self_attn.o_proj.weight":  # every exponent there is, so that it stays plain
+        case "self_attn.o_proj.weight":  # every exponent of a number, so that it stays plain
             bits[:] = torch.arange(bits.numel()).view(bits.shape).mul(157).to(torch.int16)
+            bits[(bits & 0x7F80) == 0x7F80] = 0
     return bits.view(torch.bfloat16)
 
 
