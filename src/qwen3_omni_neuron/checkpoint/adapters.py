@@ -85,7 +85,8 @@ class AdapterPath:
 class _Change:
     """Change of one weight: names of A and B, factor of B A, and the parts of a stack.
 
-    base: name of the weight that is changed, None for the checkpoint's. table: of an embedding.
+    base: name of the adapter's own copy of the weight; None: the checkpoint's weight is changed.
+    table: whether the weight is an embedding table.
     """
 
     a: str

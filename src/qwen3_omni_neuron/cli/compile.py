@@ -76,7 +76,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 def compile_script(what: str, *models: str) -> int:
     """Run `compile` as a script whose default target is torchneuron. Returns the exit status.
 
-    what: words of its help for what it compiles. models: those that it compiles alone; none: all.
+    what: noun for the models in the script's help. models: names of the models to compile; without
+    any, all are compiled.
     """
     script = sys.argv[0]
     eight = find_target(TRN2).limits.tp["trn2.48xlarge"]

@@ -54,11 +54,8 @@ class NxdiSlots(SlotLengths):
         A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows the
         last one alone may be not finite: the talker's may be after them.
         """
-        spec, longest, length = (
-            self._graphs.spec,
-            self._plan.prompt_buckets[-1],
-            self._lengths[slot],
-        )
+        spec, length = self._graphs.spec, self._lengths[slot]
+        longest = self._plan.prompt_buckets[-1]
         super().clear(slot)
         width = spec.decoder.hidden_size
         layers = None if spec.takes_rows else spec.deepstack_layers

@@ -34,8 +34,8 @@ _WANTED_METHOD, _WANTED_HEADERS = (
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
-# Rounds of the event loop in which it learns that a client which has sent all has left already:
-# thousands of such requests may lie in the socket's backlog.
+# Rounds of the event loop before an endpoint runs. In them the loop learns that a client has sent
+# its request and left: thousands of such requests may wait in the socket's backlog.
 _ROUNDS = 3
 
 
@@ -224,7 +224,6 @@ class Gate:
             try:
                 for _ in range(_ROUNDS):
                     await asyncio.sleep(0)
-                # In this task: another task would start only in the event loop's next round.
                 await self._app(scope, nothing_more, answer.send)
             finally:
                 leaving.cancel()
