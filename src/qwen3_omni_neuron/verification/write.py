@@ -288,9 +288,7 @@ def computing_on(device: str) -> Iterator[None]:
     3.7e-4, and verify allows 2.4e-5 in float32. Raises OptionError if torch has no such device or
     its memory is too small, or transformers lacks accelerate, which loads a model to a GPU.
     """
-    backends: Any = torch.backends
-    for part in (backends.cuda.matmul, backends.cudnn.conv):
-        part.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         torch.empty(1, device=device)
         yield
