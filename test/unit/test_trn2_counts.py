@@ -21,7 +21,7 @@ PLAN = replace(
     talker_context_length=8192, prompt_buckets=(1300,), decode_buckets=(256,), batches=(1,),
     chunked_prefill=False,
 )  # fmt: skip
-TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks" / "trn2.md").read_text(encoding="utf-8")
 
 
 def test_floors_on_two_chips_are_the_published_ones() -> None:
@@ -52,7 +52,7 @@ def test_collectives_of_a_decode_step() -> None:
 
 def test_the_cost_table_of_the_document_is_what_is_counted() -> None:
     """Counted over two and three layers, of which the others are repetitions."""
-    lines = TRN2_PAGE.split("| MB KV cache | floor ms |\n")[1].splitlines()[1:]
+    lines = PAGE.split("| MB KV cache | floor ms |\n")[1].splitlines()[1:]
     rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
     assert [label for label, *_ in rows] == [
         "thinker_prefill[rows=128,window=512]",
