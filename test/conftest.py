@@ -74,6 +74,12 @@ def cores_of_a_module() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The event loop of tests that are coroutines, marked anyio."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def seeds_of_a_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets requests without a seed draw the same in every run of a test: some draw the end at once.

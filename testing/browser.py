@@ -94,30 +94,6 @@ devices.getUserMedia = async (asked) => {
   return microphone.stream;
 };
 """
-SOUNDS = "rendered.findLast(({ sounds }) => sounds)?.at ?? 0"  # time of the last sound
-# Texts whose contrast is below 4.5, with it. A colour may let what is below it through.
-FAINT = """() => {
-  const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
-  const luminance = ([r, g, b]) =>
-    0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const over = ([r, g, b, alpha = 1], below, opacity = 1) =>
-    [r, g, b].map((x, i) => alpha * opacity * x + (1 - alpha * opacity) * below[i]);
-  const ground = (x) => x
-    ? over(numbers(getComputedStyle(x).backgroundColor), ground(x.parentElement))
-    : [255, 255, 255];
-  const opacity = (x) => x ? getComputedStyle(x).opacity * opacity(x.parentElement) : 1;
-  const seen = { opacityProperty: true, visibilityProperty: true };
-  return [...document.querySelectorAll("body *")].filter((x) =>
-    x.checkVisibility(seen) && !x.disabled && !x.closest("svg") &&
-    ([...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || x.matches("input, select"))
-  ).map((x) => {
-    const below = ground(x);
-    const color = over(numbers(getComputedStyle(x).color), below, opacity(x));
-    const [a, b] = [luminance(color), luminance(below)];
-    return [x.textContent.trim(), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-  }).filter(([, contrast]) => contrast < 4.5);
-}"""
 # The worklets by themselves: samples that the microphone sends, and what the loudspeaker plays.
 CAPTURED = """async ([rate, hertz]) => {
   const context = new OfflineAudioContext(1, rate, rate);

@@ -59,14 +59,6 @@ def job_of(kind: Any, content: bytes, **fields: Any) -> Job:
     return Job(kind, content, "here", fields.pop("media", MEDIA), **fields)
 
 
-def wait_until(condition: Callable[[], Any]) -> Any:
-    end_s = time.monotonic() + LONG_S
-    while not (value := condition()):
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-    return value
-
-
 def children_of(pool: DecodingPool) -> list[int]:
     return [] if pool.pid is None else children(pool.pid)
 

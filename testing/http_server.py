@@ -3,7 +3,6 @@
 import logging
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.edge.fetching import Fetcher
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.subprocesses import wait_until  # noqa: F401, for who takes it from here
 
 END_S = 20.0
 
@@ -90,11 +90,3 @@ def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> Non
     wanted = np.frombuffer(pcm16(samples), "<i2")
     assert len(given) == len(wanted)
     assert np.abs(given.astype(int) - wanted).max() <= 2
-
-
-def wait_until(holds: Any, seconds: float = 10.0, every_s: float = 0.005) -> None:
-    """Wait until a function returns true. Raises AssertionError after some seconds."""
-    end_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come to hold"
-        time.sleep(every_s)

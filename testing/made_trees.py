@@ -1,6 +1,5 @@
 """A target whose models are a few lines of text, compiled quickly and without torch."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -63,20 +62,6 @@ def compile_for_ten_minutes(plan: CompilePlan, model: str, folder: Path) -> Mode
     return compile_slowly(plan, model, folder)
 
 
-def compile_without_compiler(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
-    """Fail because a program is missing."""
-    subprocess.run(["no-compiler-of-this-name"], check=True)
-    return compile_slowly(plan, model, folder)
-
-
-def compile_without_room(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
-    """Fail at the third model because the disk is full."""
-    record = compile_slowly(plan, model, folder)
-    if model == "audio":
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return record
-
-
 def expected_bytes(plan: CompilePlan, model: str) -> int:
     return FILES * FILE_BYTES
 
@@ -85,5 +70,3 @@ SLOW = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_slowly)
 LONG = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_for_ten_minutes)
 DYING = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_and_die)
 KILLED = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_and_be_killed)
-ABSENT = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_compiler)
-FULL = replace(CPU, expected_bytes=expected_bytes, compile_model=compile_without_room)

@@ -15,7 +15,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -33,13 +33,7 @@ _CLASS = re.compile(r"(?<![\w./-])([A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+)(?![\w./-]
 _SNAKE = re.compile(r"(?<![\w./$-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?![\w/*-]|\.\w)")
 _TICKED = re.compile(rf"`({_WORD})`")
 # Classes whose fields become flags.
-_FLAGS_OF = (
-    ("options", "LoadOptions"),
-    ("options", "RequestOptions"),
-    ("compilation.plan", "CompilePlan"),
-    ("serving.settings", "Limits"),
-    ("serving.settings", "ServerSettings"),
-)
+_FLAGS_OF = ("LoadOptions", "RequestOptions", "CompilePlan", "Limits", "ServerSettings")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*[a-z0-9])(?![\w-])")
 _MAKE = re.compile(r"`make ([a-z][\w-]*)")
 _MAKE_LINE = re.compile(r"^[#\s]*make ([a-z][\w-]*)")  # in a code block, or of the Makefile's head
@@ -70,14 +64,6 @@ class Found:
         return f"{self.file}:{self.line}: {self.kind} {self.name}"
 
 
-@dataclass
-class _Scope:
-    """A module's or class's members; bases: a class's base names."""
-
-    members: dict[str, "_Scope | str | None"] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
-
-
 class Index:
     """Every name that the repository defines, by kind."""
 
@@ -104,12 +90,12 @@ class Index:
         }
 
     @cached_property
-    def modules(self) -> dict[str, _Scope]:
-        """The modules' members."""
-        found = {_dotted(name): _module_scope(tree) for name, tree in self.sources.items()}
+    def modules(self) -> dict[str, frozenset[str]]:
+        """Names that each module binds, at any depth."""
+        found = {_dotted(name): _bound(tree) for name, tree in self.sources.items()}
         for name in list(found):  # packages without an __init__.py, too
             for end in range(1, name.count(".") + 1):
-                found.setdefault(".".join(name.split(".")[:end]), _Scope())
+                found.setdefault(".".join(name.split(".")[:end]), frozenset())
         return found
 
     @cached_property
@@ -124,18 +110,13 @@ class Index:
         return frozenset(found)
 
     @cached_property
-    def classes(self) -> dict[str, list[_Scope]]:
-        """Class scopes by name, wherever they are defined."""
-        found: dict[str, list[_Scope]] = {}
-
-        def visit(scope: _Scope) -> None:
-            for name, member in scope.members.items():
-                if isinstance(member, _Scope):
-                    found.setdefault(name, []).append(member)
-                    visit(member)
-
-        for scope in self.modules.values():
-            visit(scope)
+    def classes(self) -> dict[str, list[ast.ClassDef]]:
+        """Definitions of classes by name."""
+        found: dict[str, list[ast.ClassDef]] = {}
+        for tree in self.sources.values():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(node)
         return found
 
     @cached_property
@@ -164,8 +145,8 @@ class Index:
         found: set[str] = set()
         for tree in self.sources.values():
             found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        for scopes in self.classes.values():
-            found |= {name for scope in scopes for name in scope.members}
+        for nodes in self.classes.values():
+            found |= {name for node in nodes for name in _bound(node)}
         return frozenset(found)
 
     @cached_property
@@ -198,10 +179,8 @@ class Index:
     def flags(self) -> frozenset[str]:
         """Every option of the command line and of the scripts."""
         flags = set[str]()
-        for module, name in _FLAGS_OF:
-            fields = self.modules[f"{NAME}.{module}"].members[name]
-            assert isinstance(fields, _Scope)
-            flags |= {f"--{field.replace('_', '-')}" for field in fields.members}
+        for node in (node for name in _FLAGS_OF for node in self.classes[name]):
+            flags |= {f"--{field.replace('_', '-')}" for field in _bound(node)}
         for name, tree in self.sources.items():
             for node in ast.walk(tree) if name != OWN_TEST else ():
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -241,32 +220,24 @@ class Index:
     def _resolves(self, name: str) -> bool:
         parts = name.split(".")
         for end in range(len(parts), 0, -1):
-            scope = self.modules.get(".".join(parts[:end]))
-            if scope is not None:
-                return self._has_member(scope, parts[end:])
+            bound = self.modules.get(".".join(parts[:end]))
+            if bound is not None:
+                rest = parts[end:]
+                return not rest or (rest[0] in bound and self.has_class_member(*rest[:2]))
         return False
 
-    def _has_member(self, scope: _Scope, parts: list[str], depth: int = 0) -> bool:
-        if not parts:
-            return True
-        if parts[0] not in scope.members:
-            bases = (b for name in scope.bases for b in self.classes.get(name, ()))
-            known = all(name in self.classes for name in scope.bases)
-            # A base class from another library may define anything.
-            return depth < 8 and (
-                not known or any(self._has_member(base, parts, depth + 1) for base in bases)
-            )
-        member = scope.members[parts[0]]
-        if isinstance(member, _Scope):
-            return self._has_member(member, parts[1:])
-        if isinstance(member, str) and member.split(".")[0] in (NAME, *CODE_FOLDERS):
-            return self._resolves(".".join((member, *parts[1:])))
-        return True  # a member of another library, or of a value whose type is not known here
+    def has_class_member(self, name: str, member: str = "") -> bool:
+        """Return whether a class of that name, or one of its bases, has the member.
 
-    def has_class_member(self, name: str) -> bool:
-        """Return whether a class of that name has the member."""
-        first, *rest = name.split(".")
-        return any(self._has_member(scope, rest) for scope in self.classes.get(first, ()))
+        True where the class is not of this repository, as a base of one may be: it may have any.
+        """
+        nodes = self.classes.get(name)
+        if nodes is None or not member:
+            return True
+        bases = (_base_name(base) for node in nodes for base in node.bases)
+        return any(member in _bound(node) for node in nodes) or any(
+            self.has_class_member(base, member) for base in bases if base != name
+        )
 
 
 @cache
@@ -329,7 +300,7 @@ def unresolved_in(line: str, file: str) -> list[tuple[str, str]]:
     for pattern in (_URL, _TRANSFORMERS, _PIP, _PLACEHOLDER):
         line = pattern.sub(" ", line)
     missing = [("path", path) for path in _paths(line) if not known.has_path(path, file)]
-    missing += [("name", name) for name in _DOTTED.findall(line) if not _dotted_exists(name, file)]
+    missing += [("name", name) for name in _DOTTED.findall(line) if not _dotted_exists(name)]
     missing += [("class", name) for name in _CLASS.findall(line) if name not in known.identifiers]
     identifiers = [*_SNAKE.findall(line), *_TICKED.findall(line)]
     missing += [("identifier", name) for name in identifiers if not _is_identifier(name)]
@@ -368,16 +339,16 @@ def _is_identifier(name: str) -> bool:
     return not here.isdisjoint((name, *(f"{before}{name}{end}" for before, end in _TOKEN_NAMES)))
 
 
-def _dotted_exists(name: str, file: str) -> bool:
+def _dotted_exists(name: str) -> bool:
     known = index()
     first, *rest = name.split(".")
     if rest[-1] in (*SOURCE_SUFFIXES, *_DATA_SUFFIXES):
         return True  # a file's name, see _paths
     if first[0].isupper() and first in known.classes:
-        return known.has_class_member(name)
+        return known.has_class_member(first, rest[0])
     if first in known.tops or first == NAME:
-        return known.has_dotted(name) or _is_value(first, rest, file)
-    if first in known.externals or _is_value(first, rest, file):
+        return known.has_dotted(name)
+    if first in known.externals:
         return True
     if first in known.stems:  # a module named without the package's root
         return False
@@ -385,72 +356,23 @@ def _dotted_exists(name: str, file: str) -> bool:
     return known.attributes.issuperset((first, *rest)) or name in known.strings
 
 
-def _is_value(first: str, rest: list[str], file: str) -> bool:
-    """Return whether the file's own code has a value of this name and reads this attribute."""
-    if not file.endswith(".py"):
-        return False
-    names, attributes = _values(file)
-    return first in names and rest[0] in attributes
-
-
-@cache
-def _values(file: str) -> tuple[frozenset[str], frozenset[str]]:
-    names, attributes = {"self"}, set()
-    for node in ast.walk(index().sources[file]):
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-            attributes.add(node.attr)
-        elif isinstance(node, ast.AnnAssign | ast.FunctionDef):
-            target = node.name if isinstance(node, ast.FunctionDef) else node.target
-            attributes.add(target if isinstance(target, str) else getattr(target, "id", ""))
-    return frozenset(names), frozenset(attributes)
-
-
 def _dotted(path: str) -> str:
     parts = Path(path.removeprefix("src/")).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _module_scope(tree: ast.Module) -> _Scope:
-    return _Scope(_members(tree.body))
-
-
-def _members(body: list[ast.stmt]) -> dict[str, _Scope | str | None]:
-    found: dict[str, _Scope | str | None] = {}
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            members = _members(node.body) | dict.fromkeys(_set_on_self(node))
-            found[node.name] = _Scope(members, tuple(_base_name(base) for base in node.bases))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found[node.name] = None
-        elif isinstance(node, ast.ImportFrom):
-            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {a.asname or a.name.split(".")[0]: a.name for a in node.names}
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
-            found |= _members([*node.body, *getattr(node, "orelse", [])])
-        else:
-            for child in ast.walk(node):
-                if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                    found[child.id] = None
-    return found
-
-
-def _set_on_self(node: ast.ClassDef) -> Iterator[str]:
-    for child in ast.walk(node):
-        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
-            if isinstance(child.value, ast.Name) and child.value.id == "self":
-                yield child.attr
-        elif (
-            isinstance(child, ast.Call)
-            and isinstance(child.func, ast.Attribute)
-            and child.func.attr in ("register_buffer", "register_parameter")
-        ):
-            yield str(getattr(child.args[0], "value", ""))
+@cache
+def _bound(tree: ast.Module | ast.ClassDef) -> frozenset[str]:
+    """Return the names that a module or class binds, imports or sets on self, at any depth."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name.split(".")[0])
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return frozenset(found)
 
 
 def _base_name(node: ast.expr) -> str:

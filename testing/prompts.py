@@ -8,7 +8,7 @@ import torch
 from qwen3_omni_neuron.checkpoint.json_files import read_preprocessor
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, Grid, PixelSettings, Visual
-from qwen3_omni_neuron.prompt.prompt import Prompt, RowKeys, TalkerPrompt, rope_positions
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt, rope_positions
 
 
 def prompt_of(token_ids: torch.Tensor) -> Prompt:
@@ -16,11 +16,6 @@ def prompt_of(token_ids: torch.Tensor) -> Prompt:
     rows = len(token_ids) + ASSISTANT_ROWS
     talker = TalkerPrompt(token_ids, rope_positions(rows))
     return Prompt(token_ids, rope_positions(len(token_ids)), talker)
-
-
-def keys_of(rows: int) -> RowKeys:
-    """Return the keys of rows of text, each another token."""
-    return RowKeys(np.arange(rows), np.zeros((3, rows), np.float32))
 
 
 def random_visual(folder: Path, grid: Grid) -> Visual:

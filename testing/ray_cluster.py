@@ -157,11 +157,6 @@ class Cluster:
         """Wait for a replica that is none of these."""
         wait_until(lambda: set(self.replicas(name)) - set(before), seconds, EVERY_S)
 
-    def wait_for_others(self, name: str, before: Collection[str]) -> None:
-        """Wait until none of these replicas is left, and as many new ones run."""
-        wait_until(lambda: not set(self.replicas(name)) & set(before), START_S, EVERY_S)
-        self.wait_for(name, len(before))
-
     def client(self, prefix: str = "", retries: int = 0) -> OpenAI:
         """Return OpenAI's client of an application."""
         url = f"{self.url}{prefix}/v1"

@@ -1,9 +1,12 @@
-"""Python in a process of its own; processes and open files, as Linux shows them."""
+"""Python in a process of its own; processes and open files, as Linux shows them; waits."""
 
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def run_python(*arguments: object, timeout_s: float = 300) -> str:
@@ -25,6 +28,18 @@ def run_python(*arguments: object, timeout_s: float = 300) -> str:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 60.0, every_s: float = 0.005) -> Any:
+    """Wait until a function returns something true, and return that.
+
+    Raises AssertionError after some seconds: many, for a machine that does other things.
+    """
+    end_s = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end_s, "it did not come to hold"
+        time.sleep(every_s)
+    return found
 
 
 def children(pid: int) -> list[int]:

@@ -77,7 +77,7 @@ from testing import http_client  # noqa: E402
 from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
 from testing.ray_cluster import EVERY_S, START_S, Cluster, cluster  # noqa: E402
-from testing.realtime import Caller, calling  # noqa: E402
+from testing.realtime import calling  # noqa: E402
 from train.judge import Judge  # noqa: E402
 
 NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
@@ -196,13 +196,6 @@ def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluste
             text, cached, _ = ask(client, f"new {session}", turns, cache_key=session)
             assert (text, cached) == (said_then[session], 0)
     fleet.wait_for(NAME, 3)
-
-
-def replica_of(one: Caller) -> str:
-    """Return the name of the replica that has a session."""
-    response = one.connection._connection.response
-    assert response is not None
-    return response.headers["x-replica"]
 
 
 def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:

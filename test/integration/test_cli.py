@@ -183,9 +183,15 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
     assert (tmp_path / "o.wav").stat().st_size > 44
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Qwen3Omni, "load", None)
+    for arguments, said in (
         ([], "nothing to answer"),
         (["Hello", "--speaker", "Bob"], "--speaker: unknown speaker 'Bob'. This checkpoint has"),
         (["--audio", "/nowhere.wav"], "--audio /nowhere.wav: the file does not exist"),
@@ -207,24 +213,13 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
         ),
         (["Hello", "--out", "speech"], f"speech has no ending, {NO_FORMAT}"),
         (["Hello", "--model", "/nowhere"], "does not exist"),
-    ],
-)
-def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Qwen3Omni, "load", None)
-    model = [] if "--model" in arguments else ["--model", str(checkpoint)]
-    assert main(["speak", *model, *arguments]) == 1
-    message = capsys.readouterr().err
-    assert said in message
-    assert message.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    ):
+        model = [] if "--model" in arguments else ["--model", str(checkpoint)]
+        assert main(["speak", *model, *arguments]) == 1
+        message = capsys.readouterr().err
+        assert said in message
+        assert message.count("\n") == 1
+        assert not list(tmp_path.iterdir())
 
 
 def test_without_a_model_it_says_how_to_name_one(

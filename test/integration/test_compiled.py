@@ -298,9 +298,6 @@ def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_p
     assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
-# The commands.
-
-
 def test_a_script_compiles_its_model(
     checkpoint: Path,
     tmp_path: Path,

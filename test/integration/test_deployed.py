@@ -114,9 +114,6 @@ def test_the_examples_of_the_page_of_endpoints_run(server: Server, made: Path) -
     assert (made / "answer").stat().st_size > 1000
 
 
-# Through a proxy.
-
-
 @contextmanager
 def slow_server(omni: Qwen3Omni) -> Iterator[tuple[Server, Event]]:
     """Serve a model, and a stream at /slow that goes on after its first piece once it may."""

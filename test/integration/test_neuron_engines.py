@@ -190,58 +190,44 @@ def close(engines: Engines) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize(
-    ("part", "label"),
-    [
+def test_a_graph_that_fails_at_its_first_call_fails_the_load(spec: EngineSpec) -> None:
+    for part, label in (
         ("audio_encoder", "audio_encoder[windows=4]"),
         ("code_predictor", "code_predictor[slots=3,top_k=50]"),
         ("code2wav", "code2wav[streams=3,frames=8]"),
-    ],
-)
-def test_a_graph_that_fails_at_its_first_call_fails_the_load(
-    spec: EngineSpec, part: str, label: str
+    ):
+        toolchain = EagerToolchain(spec, broken={part: label})
+        with pytest.raises(RuntimeError, match="failed on the device"):
+            build_engines(spec, toolchain=toolchain)
+        assert all(p.closed for p in toolchain.parts.values()), "what was loaded is given back"
+
+
+def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
+    neuron: Qwen3Omni, toolchain: EagerToolchain, expected: list[SpeechResult]
 ) -> None:
-    toolchain = EagerToolchain(spec, broken={part: label})
-    with pytest.raises(RuntimeError, match="failed on the device"):
-        build_engines(spec, toolchain=toolchain)
-    assert all(p.closed for p in toolchain.parts.values()), "what was loaded is given back"
-
-
-@pytest.mark.parametrize(
-    ("part", "label"),
-    [
+    for part, label in (
         ("audio_encoder", "audio_encoder[windows=4]"),
         ("hidden_projection", "hidden_projection[rows=32]"),
         ("code_predictor", "code_predictor[slots=3,top_k=50]"),
         ("code2wav", "code2wav[streams=1,frames=1]"),
-    ],
-)
-def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
-    neuron: Qwen3Omni,
-    toolchain: EagerToolchain,
-    expected: list[SpeechResult],
-    part: str,
-    label: str,
-) -> None:
-    broken = toolchain.parts[part]
-    broken.broken = label
-    try:
-        with pytest.raises(RuntimeError, match="failed on the device"):
-            neuron.generate_audio(LONG_AUDIO, **LIMITS, **GREEDY, chunk_frames=[1])
-    finally:
-        broken.broken = ""
-    assert_same(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
+    ):
+        broken = toolchain.parts[part]
+        broken.broken = label
+        try:
+            with pytest.raises(RuntimeError, match="failed on the device"):
+                neuron.generate_audio(LONG_AUDIO, **LIMITS, **GREEDY, chunk_frames=[1])
+        finally:
+            broken.broken = ""
+        assert_same(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
 
 
-@pytest.mark.parametrize(
-    ("top_k", "said"), [(51, "is 51, which is 51 codes"), (0, r"is 0, which is \d+ codes")]
-)
-def test_more_codes_than_were_compiled_are_refused_at_submission(
-    neuron: Qwen3Omni, top_k: int, said: str
-) -> None:
-    with pytest.raises(OptionError, match=rf"predictor_top_k {said}.* at most 50. Ask for 1 to 50"):
-        neuron.stream(TEXT, **LIMITS, predictor_top_k=top_k, seed=0)
-    neuron.generate_text(TEXT, **LIMITS, predictor_top_k=top_k)
+def test_more_codes_than_were_compiled_are_refused_at_submission(neuron: Qwen3Omni) -> None:
+    for top_k, said in ((51, "is 51, which is 51 codes"), (0, r"is 0, which is \d+ codes")):
+        with pytest.raises(
+            OptionError, match=rf"predictor_top_k {said}.* at most 50. Ask for 1 to 50"
+        ):
+            neuron.stream(TEXT, **LIMITS, predictor_top_k=top_k, seed=0)
+        neuron.generate_text(TEXT, **LIMITS, predictor_top_k=top_k)
 
 
 def test_each_stage_in_a_process_with_cores_of_its_own(

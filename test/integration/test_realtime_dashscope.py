@@ -98,44 +98,41 @@ def sound(events: Sequence[Mapping[str, Any]]) -> bytes:
     return b"".join(map(base64.b64decode, parts))
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "formats"),
-    [
+def test_dashscopes_clients_are_heard_at_16_khz(omni: Qwen3Omni, server: Server) -> None:
+    """By path or header; the same sound at another rate has another answer."""
+    for path, headers, formats in (
         (DASHSCOPE_PATH, {}, ("pcm16", "pcm16")),
         ("/v1/realtime", SDK, ("pcm16", "pcm16")),
         ("/v1/realtime", SDK, ()),
         ("/v1/realtime", SDK, ("pcm", "pcm24")),
-    ],
-)
-def test_dashscopes_clients_are_heard_at_16_khz(
-    omni: Qwen3Omni, server: Server, path: str, headers: dict[str, str], formats: Any
-) -> None:
-    """By path or header; the same sound at another rate has another answer."""
-    given = {name: v for name, v in SDK_SESSION.items() if not name.endswith("_format")}
-    if formats:
-        given |= dict(zip(("input_audio_format", "output_audio_format"), formats, strict=True))
-    samples = question()
-    with flat(server, path, headers) as (caller, created):
-        assert created["object"] == "realtime.session"
-        assert created.keys() >= {"id", "model", "tools", "turn_detection", "modalities"}
-        assert created["input_audio_format"] == created["output_audio_format"] == "pcm"
-        session = caller.update(**given, **SHORT)
-        assert (session["voice"], session["input_audio_transcription"]) == ("Chelsie", None)
-        caller.say(samples, 16000)
-        caller.send("input_audio_buffer.commit")
-        caller.until("conversation.item.created")
-        nothing = {"instructions": None, "modalities": ["text", "audio"]}
-        caller.send("response.create", response=nothing)
-        events = caller.until("response.done")
-        assert order(events) == SPOKEN
-        result = omni.generate_audio([said(samples)], **SHORT, speaker="Chelsie", literal_text=True)
-        transcript = "".join(
-            e["delta"] for e in events if e["type"] == "response.audio_transcript.delta"
-        )
-        assert transcript == result.text
-        same_sound(sound(events), result.audio)
-        caller.send("session.finish")
-        assert caller.next()["type"] == "session.finished"
+    ):
+        given = {name: v for name, v in SDK_SESSION.items() if not name.endswith("_format")}
+        if formats:
+            given |= dict(zip(("input_audio_format", "output_audio_format"), formats, strict=True))
+        samples = question()
+        with flat(server, path, headers) as (caller, created):
+            assert created["object"] == "realtime.session"
+            assert created.keys() >= {"id", "model", "tools", "turn_detection", "modalities"}
+            assert created["input_audio_format"] == created["output_audio_format"] == "pcm"
+            session = caller.update(**given, **SHORT)
+            assert (session["voice"], session["input_audio_transcription"]) == ("Chelsie", None)
+            caller.say(samples, 16000)
+            caller.send("input_audio_buffer.commit")
+            caller.until("conversation.item.created")
+            nothing = {"instructions": None, "modalities": ["text", "audio"]}
+            caller.send("response.create", response=nothing)
+            events = caller.until("response.done")
+            assert order(events) == SPOKEN
+            result = omni.generate_audio(
+                [said(samples)], **SHORT, speaker="Chelsie", literal_text=True
+            )
+            transcript = "".join(
+                e["delta"] for e in events if e["type"] == "response.audio_transcript.delta"
+            )
+            assert transcript == result.text
+            same_sound(sound(events), result.audio)
+            caller.send("session.finish")
+            assert caller.next()["type"] == "session.finished"
 
 
 def test_a_frame_of_dashscopes_is_an_image_of_the_turn(omni: Qwen3Omni, server: Server) -> None:

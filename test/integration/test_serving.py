@@ -248,9 +248,8 @@ def test_a_video_of_pictures_is_the_apis_of_frames(omni: Qwen3Omni, client: Open
         assert answer.usage.prompt_tokens == result.timings.prompt_tokens, count
 
 
-@pytest.mark.parametrize(
-    ("change", "param", "said"),
-    [
+def test_a_wrong_video_of_pictures_is_refused_by_name(client: OpenAI) -> None:
+    for change, param, said in (
         ({"video": []}, "video", "at least 1"),
         ({"video": ["data:image/png;base64,AAAA"] * 769}, "video", "at most 768"),
         ({"video": [5]}, "video[0]", "string"),
@@ -266,18 +265,14 @@ def test_a_video_of_pictures_is_the_apis_of_frames(omni: Qwen3Omni, client: Open
             "",
             "Make them one size",
         ),
-    ],
-)
-def test_a_wrong_video_of_pictures_is_refused_by_name(
-    client: OpenAI, change: dict[str, Any], param: str, said: str
-) -> None:
-    urls = [data_url("image/png", file) for file in pictures(2, 64, 64)]
-    part = {"type": "video", "video": urls, **change}
-    body = {**ASKED, "messages": [{"role": "user", "content": [part]}]}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.post("/chat/completions", body=body, cast_to=object)
-    where = f"messages[0].content[0].{param}".rstrip(".")
-    assert (refused.value.param, said in str(refused.value)) == (where, True), refused.value
+    ):
+        urls = [data_url("image/png", file) for file in pictures(2, 64, 64)]
+        part = {"type": "video", "video": urls, **change}
+        body = {**ASKED, "messages": [{"role": "user", "content": [part]}]}
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.post("/chat/completions", body=body, cast_to=object)
+        where = f"messages[0].content[0].{param}".rstrip(".")
+        assert (refused.value.param, said in str(refused.value)) == (where, True), refused.value
 
 
 def test_an_earlier_turn_may_be_named_by_its_audio(client: OpenAI) -> None:
@@ -348,9 +343,8 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
     same_sound(samples, result.audio)
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "said"),
-    [
+def test_a_wrong_request_is_refused_in_openais_shape(client: OpenAI) -> None:
+    for change, status, said in (
         ({"model": "gpt"}, 404, "only 'qwen3-omni'"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, 400, "no user message"),
@@ -372,19 +366,15 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
         ),
         ({"seed": 2**63}, 400, "seed"),
         ({"sampling_params_list": 3}, 400, "sampling_params_list"),
-    ],
-)
-def test_a_wrong_request_is_refused_in_openais_shape(
-    client: OpenAI, change: dict[str, Any], status: int, said: str
-) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        client.post("/chat/completions", body={**ASKED, **change}, cast_to=object)
-    assert refused.value.status_code == status
-    error = refused.value.body
-    assert isinstance(error, dict)
-    assert set(error) == {"message", "type", "param", "code"}
-    assert said in error["message"]
-    assert refused.value.request_id
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.post("/chat/completions", body={**ASKED, **change}, cast_to=object)
+        assert refused.value.status_code == status
+        error = refused.value.body
+        assert isinstance(error, dict)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert said in error["message"]
+        assert refused.value.request_id
 
 
 def test_models_and_voices_are_listed_and_others_not_found(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -519,29 +509,25 @@ def test_a_checkpoint_without_a_talker_writes_and_refuses_to_speak() -> None:
         assert client.get("/audio/voices", cast_to=object) == {"voices": []}
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(LateError("late."), 503), (ZeroDivisionError("secret"), 500)]
-)
-def test_an_error_before_the_first_word_has_a_status_and_one_after_it_is_an_event(
-    error: Exception, status: int
-) -> None:
-    for texts, stream in (([], False), ([], True), (["Hi"], False)):
-        model = ScriptedModel(texts, raises=error)
-        with serving(model) as server, client_of(server) as client:  # type: ignore[arg-type]
-            with pytest.raises(openai.InternalServerError) as failed:
-                client.chat.completions.create(**ASKED, stream=stream)
-            assert failed.value.status_code == status
-            assert "secret" not in str(failed.value)
-            again = failed.value.response.headers.get("retry-after")
-            assert again == ("1" if status == 503 else None)
-    with (
-        serving(ScriptedModel(["Hi"], raises=error)) as server,  # type: ignore[arg-type]
-        client_of(server) as client,
-    ):
-        pieces = client.chat.completions.create(**ASKED, stream=True)
-        with pytest.raises(openai.APIError) as failed_later:
-            list(pieces)
-        assert "secret" not in str(failed_later.value)
+def test_an_error_before_the_first_word_has_a_status_and_one_after_it_is_an_event() -> None:
+    for error, status in ((LateError("late."), 503), (ZeroDivisionError("secret"), 500)):
+        for texts, stream in (([], False), ([], True), (["Hi"], False)):
+            model = ScriptedModel(texts, raises=error)
+            with serving(model) as server, client_of(server) as client:  # type: ignore[arg-type]
+                with pytest.raises(openai.InternalServerError) as failed:
+                    client.chat.completions.create(**ASKED, stream=stream)
+                assert failed.value.status_code == status
+                assert "secret" not in str(failed.value)
+                again = failed.value.response.headers.get("retry-after")
+                assert again == ("1" if status == 503 else None)
+        with (
+            serving(ScriptedModel(["Hi"], raises=error)) as server,  # type: ignore[arg-type]
+            client_of(server) as client,
+        ):
+            pieces = client.chat.completions.create(**ASKED, stream=True)
+            with pytest.raises(openai.APIError) as failed_later:
+                list(pieces)
+            assert "secret" not in str(failed_later.value)
 
 
 def test_the_openapi_document_names_every_endpoint(server: Server) -> None:

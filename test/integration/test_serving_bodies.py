@@ -32,9 +32,8 @@ def server(omni: Qwen3Omni) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_a_body_that_makes_no_sense_is_a_4xx_in_openais_shape(server: Server) -> None:
+    for body in (
         b"",
         b"{",
         b"null",
@@ -48,15 +47,13 @@ def server(omni: Qwen3Omni) -> Iterator[Server]:
         json.dumps({**ASKED, "temperature": float("nan")}).encode(),
         json.dumps({**ASKED, "chunk_frames": [1] * 50_000 + [-1]}).encode(),
         json.dumps({**ASKED, "a" * 50_000: 1}).encode(),
-    ],
-)
-def test_a_body_that_makes_no_sense_is_a_4xx_in_openais_shape(server: Server, body: bytes) -> None:
-    with connected(url_of(server)) as sock:
-        sock.sendall(head_of(len(body), headers={"connection": "close"}) + body)
-        answer = rest_of(sock)
-    assert status_of(answer) == 400, answer[:300]
-    error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
-    assert len(error["message"]) < 4000
+    ):
+        with connected(url_of(server)) as sock:
+            sock.sendall(head_of(len(body), headers={"connection": "close"}) + body)
+            answer = rest_of(sock)
+        assert status_of(answer) == 400, answer[:300]
+        error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+        assert len(error["message"]) < 4000
 
 
 def part_of(kind: str, content: bytes | str, media_type: str) -> dict[str, Any]:

@@ -39,9 +39,8 @@ def test_a_raw_prompt_is_continued_as_by_the_reference(
         assert end.result.token_ids == theirs[0, len(token_ids) :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "error", "said"),
-    [
+def test_prompts_that_cannot_be_continued_are_refused(omni: Qwen3Omni) -> None:
+    for prompt, error, said in (
         ("", MessageError, "is empty"),
         ([], MessageError, "is empty"),
         ([1, 1 << 40], MessageError, "token 1099511627776, which"),
@@ -53,13 +52,9 @@ def test_a_raw_prompt_is_continued_as_by_the_reference(
         ([1.5], MessageError, "neither a str nor"),
         ([True], MessageError, "neither a str nor"),
         (None, MessageError, "neither a str nor"),
-    ],
-)
-def test_prompts_that_cannot_be_continued_are_refused(
-    omni: Qwen3Omni, prompt: Any, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        omni.stream_continuation(prompt)
+    ):
+        with pytest.raises(error, match=said):
+            omni.stream_continuation(prompt)
 
 
 def test_a_text_that_every_token_ends_and_none_may_is_refused(omni: Qwen3Omni) -> None:
@@ -68,21 +63,16 @@ def test_a_text_that_every_token_ends_and_none_may_is_refused(omni: Qwen3Omni) -
         omni.stream_continuation(RAW, thinker_eos_token_id=every, ignore_eos=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
+def test_lengths_that_contradict_each_other_are_refused_by_their_field(client: OpenAI) -> None:
+    for change, param in (
         ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
         ({"min_tokens": 3, "response_format": {"type": "json_object"}}, "min_tokens"),
         ({"min_tokens": 30, "max_tokens": 3}, "min_tokens"),
-    ],
-)
-def test_lengths_that_contradict_each_other_are_refused_by_their_field(
-    client: OpenAI, change: dict[str, Any], param: str
-) -> None:
-    body = {"model": MODEL, "messages": HELLO, **change}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.post("/chat/completions", body=body, cast_to=object)
-    assert refused.value.param == param
+    ):
+        body = {"model": MODEL, "messages": HELLO, **change}
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.post("/chat/completions", body=body, cast_to=object)
+        assert refused.value.param == param
 
 
 def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -109,7 +99,6 @@ def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None
     assert short.usage is not None and short.usage.completion_tokens <= 16
 
 
-STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 ASKED = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
 
 
@@ -152,9 +141,8 @@ def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
     client.post(f"/{path}", body={**asked, name: same}, cast_to=object)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_a_wrong_completion_is_refused_by_name(client: OpenAI) -> None:
+    for change, said in (
         ({"prompt": ["a", "b"]}, "2 texts"),
         ({"prompt": ["a", 1]}, "2 texts or tokens"),
         ({"prompt": [[1, 2], [3]]}, "other values than token ids"),
@@ -168,10 +156,8 @@ def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
         ({"logprobs": 3}, "logprobs"),
         ({"temprature": 1}, "temprature: this field is unknown"),
         ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-def test_a_wrong_completion_is_refused_by_name(
-    client: OpenAI, change: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=said):
-        client.post("/completions", body={"model": MODEL, "prompt": "a", **change}, cast_to=object)
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            client.post(
+                "/completions", body={"model": MODEL, "prompt": "a", **change}, cast_to=object
+            )

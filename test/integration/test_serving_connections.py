@@ -69,9 +69,6 @@ def begin(sock: socket.socket, path: str = "/big", connection: str = "close") ->
     sock.sendall("\r\n".join(lines).encode())
 
 
-# Clients that read slowly.
-
-
 @pytest.mark.parametrize("tls", [False, True])
 def test_an_answer_is_in_progress_and_counts_until_its_client_has_taken_it(
     certificate: tuple[Path, Path], tls: bool
@@ -110,9 +107,6 @@ def test_a_server_that_ends_waits_until_its_answers_were_taken_or_its_time_is_ov
 def test_an_idle_connection_is_kept_for_longer_than_clients_keep_it() -> None:
     """The server must not close it in the moment in which its client sends the next request."""
     assert KEEP_ALIVE_S > 90, "Go's clients"
-
-
-# Errors.
 
 
 def answer_of(server: Server, path: str, method: str = "GET", **headers: str) -> Answer:
@@ -207,9 +201,8 @@ def test_head_has_the_status_and_headers_of_get_and_no_body() -> None:
             assert got.headers.get("content-type", "") in head.decode(), path
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "said"),
-    [
+def test_a_path_that_clients_know_is_refused_with_what_serves_it() -> None:
+    for method, path, said in (
         ("POST", "/v1/embeddings", "no embeddings"),
         ("POST", "/v1/images/generations", "draws none"),
         ("POST", "/v1/live/sessions", "WebSocket /v1/realtime"),
@@ -220,16 +213,12 @@ def test_head_has_the_status_and_headers_of_get_and_no_body() -> None:
         ("POST", "/v1/v1/chat/completions", "one /v1"),
         ("POST", "/v1/embeddingsx", "Served are /v1/chat/completions, /v1/responses"),
         ("POST", "/v1/chat/completion", "Did you mean /v1/chat/completions? Served are"),
-    ],
-)
-def test_a_path_that_clients_know_is_refused_with_what_serves_it(
-    method: str, path: str, said: str
-) -> None:
-    with scripted() as server:
-        answer = answer_of(server, path, method)
-    error = answer.json()["error"]
-    assert (answer.status, error["code"]) == (404, "unknown_url")
-    assert said in error["message"], error
+    ):
+        with scripted() as server:
+            answer = answer_of(server, path, method)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (404, "unknown_url")
+        assert said in error["message"], error
 
 
 def test_a_length_of_thousands_of_digits_is_read_or_refused() -> None:

@@ -407,29 +407,27 @@ def test_without_a_limit_a_reply_may_fill_the_context(client: OpenAI) -> None:
     assert made.usage and made.usage.output_tokens == 3
 
 
-@pytest.mark.parametrize("texts", [[], ["Hi"]])
-def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it(
-    texts: list[str],
-) -> None:
-    error = LateError("late.")
-    with scripted(texts, raises=error) as (_, client, server):
-        with pytest.raises(openai.InternalServerError) as failed:
-            client.responses.create(model=MODEL, input="Hello")
-        assert failed.value.status_code == 503
-        if not texts:
-            with pytest.raises(openai.InternalServerError):
-                client.responses.create(model=MODEL, input="Hello", stream=True)
-        else:
-            last = events_of(client, model=MODEL, input="Hello")[-1]
-            assert last["type"] == "response.failed"
-            made = last["response"]
-            assert (made["status"], made["usage"]) == ("failed", None)
-            said = {"code": "server_error", "message": "late.", "type": "timeout"}
-            assert made["error"] == said
-            assert made["output"][0]["status"] == "incomplete"
-            with pytest.raises(openai.NotFoundError):
-                client.responses.retrieve(made["id"])
-        assert server.service.held.taken == 0
+def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it() -> None:
+    for texts in ([], ["Hi"]):
+        error = LateError("late.")
+        with scripted(texts, raises=error) as (_, client, server):
+            with pytest.raises(openai.InternalServerError) as failed:
+                client.responses.create(model=MODEL, input="Hello")
+            assert failed.value.status_code == 503
+            if not texts:
+                with pytest.raises(openai.InternalServerError):
+                    client.responses.create(model=MODEL, input="Hello", stream=True)
+            else:
+                last = events_of(client, model=MODEL, input="Hello")[-1]
+                assert last["type"] == "response.failed"
+                made = last["response"]
+                assert (made["status"], made["usage"]) == ("failed", None)
+                said = {"code": "server_error", "message": "late.", "type": "timeout"}
+                assert made["error"] == said
+                assert made["output"][0]["status"] == "incomplete"
+                with pytest.raises(openai.NotFoundError):
+                    client.responses.retrieve(made["id"])
+            assert server.service.held.taken == 0
 
 
 def test_log_probabilities_are_those_of_a_chat(client: OpenAI) -> None:
@@ -500,9 +498,9 @@ NAMED = {"type": "function", "name": "add"}
 CHAT_NAMED = {"type": "function", "function": {"name": "add"}}
 
 
-@pytest.mark.parametrize(
-    ("choice", "reached"),
-    [
+def test_tool_choice_and_formats_reach_the_model() -> None:
+    """Also all at once, as instructor sends them."""
+    for choice, reached in (
         ("required", "required"),
         (NAMED, CHAT_NAMED),
         (
@@ -512,21 +510,18 @@ CHAT_NAMED = {"type": "function", "function": {"name": "add"}}
                 "allowed_tools": {"mode": "required", "tools": [CHAT_NAMED]},
             },
         ),
-    ],
-)
-def test_tool_choice_and_formats_reach_the_model(choice: Any, reached: Any) -> None:
-    """Also all at once, as instructor sends them."""
-    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": False}
-    asked: Any = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
-    asked["text"] = {"format": form}
-    with scripted() as (model, client, _):
-        made = client.responses.create(model=MODEL, input="Hi", **asked)
-    _, options = model.asked[0]
-    assert (options["tool_choice"], options["parallel_tool_calls"]) == (reached, False)
-    assert options["grammar"] == {"json": {"type": "object"}, "strict": False}
-    sent: Any = made.to_dict()
-    assert (sent["tool_choice"], sent["parallel_tool_calls"]) == (choice, False)
-    assert sent["text"]["format"]["schema"] == {"type": "object"}
+    ):
+        form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": False}
+        asked: Any = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+        asked["text"] = {"format": form}
+        with scripted() as (model, client, _):
+            made = client.responses.create(model=MODEL, input="Hi", **asked)
+        _, options = model.asked[0]
+        assert (options["tool_choice"], options["parallel_tool_calls"]) == (reached, False)
+        assert options["grammar"] == {"json": {"type": "object"}, "strict": False}
+        sent: Any = made.to_dict()
+        assert (sent["tool_choice"], sent["parallel_tool_calls"]) == (choice, False)
+        assert sent["text"]["format"]["schema"] == {"type": "object"}
 
 
 def test_what_clients_send_by_default_is_taken() -> None:

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.engines.remote import RemoteTalker
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from testing.media_cases import QUESTION_WAV
+from testing.subprocesses import lives, wait_until
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
@@ -113,13 +114,6 @@ def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -
     assert TextDelta in kinds[first_sound:]
 
 
-def wait_until(condition: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) -> None:
     threads = threading.active_count()
     omni = Qwen3Omni.load(checkpoint, max_concurrency=1)
@@ -171,9 +165,6 @@ def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:
     assert len(last(stream).codes) == 4
 
 
-# Engines in processes of their own
-
-
 @pytest.fixture
 def split(checkpoint: Path) -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8, placement="split") as omni:
@@ -187,14 +178,6 @@ def process_ids(omni: Qwen3Omni) -> dict[str, int]:
     }
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.usefixtures("cold_starts")
 def test_engines_in_processes_of_their_own_say_the_same(
     split: Qwen3Omni, alone: list[SpeechResult]
@@ -205,7 +188,7 @@ def test_engines_in_processes_of_their_own_say_the_same(
     pids = process_ids(split)
     assert len(set(pids.values()) | {os.getpid()}) == 4
     split.close()
-    assert not any(alive(pid) for pid in pids.values())
+    assert not any(lives(pid) for pid in pids.values())
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
@@ -238,7 +221,7 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, s
         assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
     wait_until(lambda: len(split._pipeline._free_slots) == 8)
     split.close()
-    assert not any(alive(pid) for pid in pids.values())
+    assert not any(lives(pid) for pid in pids.values())
 
 
 def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:
@@ -250,6 +233,6 @@ def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:
     start_s = time.monotonic()
     split.close()
     assert time.monotonic() - start_s < 10.0
-    assert not any(alive(pid) for pid in pids.values())
+    assert not any(lives(pid) for pid in pids.values())
     with pytest.raises(ClosedError):
         list(stream)

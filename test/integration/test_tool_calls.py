@@ -132,32 +132,28 @@ def test_several_calls_are_held_each_and_text_between_them_is_free(
     calls_of(second.partition("</tool_call>")[0] + "</tool_call>")
 
 
-@pytest.mark.parametrize(
-    ("choice", "names", "one"),
-    [
+def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(
+    omni: Qwen3Omni,
+) -> None:
+    for choice, names, one in (
         ("required", {"weather", "stop", "wait"}, True),
         ("required", {"weather", "stop", "wait"}, False),
         (NAMED, {"weather"}, True),
         (allowed("required"), {"stop", "wait"}, False),
-    ],
-    ids=["required, one", "required", "named", "allowed"],
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(
-    omni: Qwen3Omni, choice: Any, names: set[str], one: bool, seed: int
-) -> None:
-    options = {**LIMITS, "seed": seed, "thinker_max_new_tokens": 800}
-    options |= {"thinker_do_sample": True, "thinker_temperature": 1e4, "thinker_top_k": 0}
-    stream = omni.stream(
-        HELLO, tools=TOOLS, tool_choice=choice, parallel_tool_calls=not one, **options
-    )
-    events = list(stream)
-    assert not any(isinstance(event, AudioChunk) for event in events)
-    (finished,) = [event for event in events if isinstance(event, Finished)]
-    calls = calls_of(finished.result.text)
-    assert {name for name, _ in calls} <= names
-    assert not one or len(calls) == 1
-    assert finished.result.talker_finish_reason == "no_speech"
+    ):
+        for seed in range(3):
+            options = {**LIMITS, "seed": seed, "thinker_max_new_tokens": 800}
+            options |= {"thinker_do_sample": True, "thinker_temperature": 1e4, "thinker_top_k": 0}
+            stream = omni.stream(
+                HELLO, tools=TOOLS, tool_choice=choice, parallel_tool_calls=not one, **options
+            )
+            events = list(stream)
+            assert not any(isinstance(event, AudioChunk) for event in events)
+            (finished,) = [event for event in events if isinstance(event, Finished)]
+            calls = calls_of(finished.result.text)
+            assert {name for name, _ in calls} <= names
+            assert not one or len(calls) == 1
+            assert finished.result.talker_finish_reason == "no_speech"
 
 
 def test_tools_that_are_not_allowed_are_not_called(omni: Qwen3Omni, script: Any) -> None:
@@ -195,9 +191,8 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
         omni.stream_text(HELLO, tools=tools, **LIMITS)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_a_choice_that_can_not_be_made_is_refused(omni: Qwen3Omni) -> None:
+    for options, message in (
         ({"tool_choice": "always"}, "tool_choice must be auto, none, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice must be"),
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "tool_choice must be"),
@@ -208,13 +203,9 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
             {"tools": [tool("f", {"properties": {str(n): {} for n in range(501)}})]},
             "501 properties",
         ),
-    ],
-)
-def test_a_choice_that_can_not_be_made_is_refused(
-    omni: Qwen3Omni, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        omni.stream(HELLO, **{"tools": TOOLS, **LIMITS, **options})
+    ):
+        with pytest.raises(OptionError, match=message):
+            omni.stream(HELLO, **{"tools": TOOLS, **LIMITS, **options})
 
 
 @pytest.mark.parametrize("how", ["malformed", "left open by the model"])
@@ -393,9 +384,8 @@ def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server
     assert (made.choices[0].message.content or "").startswith("{")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(server: Server) -> None:
+    for fields, message in (
         ({"response_format": {"type": "xml"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": SCHEMA | {"name": "a b"}}},
@@ -419,14 +409,10 @@ def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server
         ),
         ({"grammar": {"lark": "start: nothing"}}, "unknown name"),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice"),
-    ],
-)
-def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(
-    server: Server, fields: dict[str, Any], message: str
-) -> None:
-    body = {"model": server.settings.model_name, "messages": HELLO, **fields}
-    answer = ask(f"{url_of(server)}/v1/chat/completions", json.dumps(body).encode())
-    assert answer.status == 400 and message in answer.json()["error"]["message"]
+    ):
+        body = {"model": server.settings.model_name, "messages": HELLO, **fields}
+        answer = ask(f"{url_of(server)}/v1/chat/completions", json.dumps(body).encode())
+        assert answer.status == 400 and message in answer.json()["error"]["message"]
 
 
 REALTIME_TOOLS = [{"type": "function", **one["function"]} for one in TOOLS]

@@ -184,9 +184,8 @@ def test_the_command_says_what_differs_and_its_status(
 DATA = Path(__file__).parents[1] / "data" / "0.1.0"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_cannot_be_verified_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, message in (
         (["--placement", "split"], "placement is shared"),
         (["--write", "none.npz", "--dtype", "int4"], "float32 or bfloat16, got --dtype int4"),
         (["--against", str(DATA / "checkpoint" / "config.json")], "can't be read as a reference"),
@@ -194,13 +193,9 @@ DATA = Path(__file__).parents[1] / "data" / "0.1.0"
             ["--model", str(DATA / "checkpoint"), "--compiled", str(DATA / "compiled")],
             f"{DATA / 'compiled'} was compiled with qwen3-omni-neuron 0.1.0, and here is ",
         ),
-    ],
-)
-def test_what_cannot_be_verified_is_refused(
-    capsys: pytest.CaptureFixture[str], given: list[str], message: str
-) -> None:
-    assert cli.main(["verify", "--model", str(SPEAKING_CHECKPOINT), *given]) == 1
-    assert message in capsys.readouterr().err
+    ):
+        assert cli.main(["verify", "--model", str(SPEAKING_CHECKPOINT), *given]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_numbers_that_are_none_are_found_without_a_reference(

@@ -14,9 +14,8 @@ from testing.results import load_results
 ENGLISH = asr._normalizer("english", None)
 
 
-@pytest.mark.parametrize(
-    ("reference", "hypothesis", "wer", "cer"),
-    [
+def test_rates_are_errors_over_what_was_said() -> None:
+    for reference, hypothesis, wer, cer in (
         ("the cat sat", "the cat sat", 0, 0),
         ("THE CAT SAT", "The cat sat.", 0, 0),
         ("it is twenty one, mister", "It's 21, Mr.", 0, 0),
@@ -24,13 +23,9 @@ ENGLISH = asr._normalizer("english", None)
         ("the cat sat", "the cat", 1 / 3, 4 / 11),
         ("the cat", "the cat sat", 1 / 2, 4 / 7),
         ("the cat sat", "", 1, 1),
-    ],
-)
-def test_rates_are_errors_over_what_was_said(
-    reference: str, hypothesis: str, wer: float, cer: float
-) -> None:
-    rates = asr.error_rates([reference], [hypothesis], ENGLISH)
-    assert (rates["wer"], rates["cer"]) == (pytest.approx(wer), pytest.approx(cer))
+    ):
+        rates = asr.error_rates([reference], [hypothesis], ENGLISH)
+        assert (rates["wer"], rates["cer"]) == (pytest.approx(wer), pytest.approx(cer))
 
 
 def test_spelling_comes_from_a_whisper_checkpoint(tmp_path: Path) -> None:

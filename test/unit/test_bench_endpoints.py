@@ -155,9 +155,6 @@ def extra_fields(read: Any) -> dict[str, Any]:
     return found
 
 
-# Over sockets
-
-
 def answer_calls(socket: ServerConnection) -> None:
     """Serve one session: a chunk for each stretch of speech, and an error for a model named so."""
     heard = False

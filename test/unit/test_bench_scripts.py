@@ -91,9 +91,6 @@ def test_a_document_names_scripts_that_exist(document: str) -> None:
     assert named <= set(SCRIPTS)
 
 
-# What they read
-
-
 def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
     found = read_conversations(SHIPPED)
     assert len({conversation.name for conversation in found}) == len(found) >= 8
@@ -103,9 +100,6 @@ def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
     assert sounds
     assert all(sound.is_file() for sound in sounds)
     assert any(m["role"] == "system" for c in found for m in c.messages)
-
-
-# What they write
 
 
 def test_a_result_file_is_read_as_it_was_written(
@@ -127,9 +121,6 @@ def test_a_result_file_is_read_as_it_was_written(
         "RTF   0.5; below 1 it plays without a wait | dtype mixed, EPYC, 2 threads",
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
-
-
-# ttfb_rtf
 
 
 def test_a_row_has_the_figures_the_chunks_and_the_timeline(
@@ -178,9 +169,6 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(
     assert summary["complete"]["rtf"] is None
     assert summary["truncated"]["rtf"]["count"] == summary["all"]["ttfb_s"]["count"] == 3
     assert summary["audio_s"] == pytest.approx(3 * (6 * 1920 - 555) / 24000)
-
-
-# The others
 
 
 def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
@@ -303,9 +291,6 @@ def test_transformers_is_compared(checkpoint: Path, little: Namespace, dtype: st
     ours = sorted(row["ttfb_s"] for row in rows[:3])[1]
     assert found["ttfb_ratio"] == pytest.approx(rows[3]["total_s"] / ours)
     assert found["rtf_ratio"] == pytest.approx(rows[3]["rtf"] / found["ours"]["rtf"])
-
-
-# Where words begin
 
 
 def test_maps_are_compared_with_the_true_times(tmp_path: Path) -> None:

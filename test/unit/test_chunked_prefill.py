@@ -123,9 +123,6 @@ def random_cuts(rows: int, seed: int) -> list[int]:
     return sorted(random.choice(np.arange(1, rows), random.integers(1, 7), replace=False).tolist())
 
 
-# ---- thinker
-
-
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.diagonal
 def test_a_prompt_in_pieces_is_the_whole(made: Made, prompts: dict[str, Prompt], name: str) -> None:
@@ -170,9 +167,6 @@ def test_a_copied_slot_goes_on_as_its_source(made: Made, prompts: dict[str, Prom
     after = held(made.thinker, 0, rows), held(made.thinker, 2, len(prompts["words"]))
     for mine, other in zip(after, before, strict=True):
         torch.testing.assert_close(mine, other, atol=0, rtol=0)
-
-
-# ---- what is encoded
 
 
 @dataclass
@@ -238,9 +232,6 @@ def rows_of_units(prompt: Prompt, config: OmniConfig) -> list[list[int]]:
         rows = (prompt.token_ids == token_id).nonzero().flatten()
         units += [part.tolist() for part in rows.split(of_kind)]
     return units
-
-
-# ---- talker
 
 
 def accepted_of(made: Made, prompt: Prompt) -> Tensor:

@@ -184,31 +184,29 @@ def test_rows_in_chunks_are_those_of_one_prefill(
     torch.testing.assert_close(pieces.used(), whole.used(), **CLOSE)
 
 
-@pytest.mark.parametrize("part", ["thinker", "talker"])
-def test_decode_goes_on_after_chunks_flushes_and_copies(
-    config: OmniConfig, models: Models, part: str
-) -> None:
+def test_decode_goes_on_after_chunks_flushes_and_copies(config: OmniConfig, models: Models) -> None:
     """Recent rows are garbage but for those in use; a copy is over garbage."""
-    rows, positions = prompt_of(config, part, 21)
-    whole, pieces, copied = (Slot(config, models, part) for _ in range(3))
-    whole.add(rows, positions, None)
-    for slot in (pieces, copied):
-        slot.add(rows[:15], positions[:, :15], None)
-    copied.flush(2)
-    for slot in (pieces, copied):
-        slot.add(rows[15:], positions[:, 15:], 32)
-    for step in range(5):
-        if step in (1, 3):  # one recent row, and two, which is all that there is room for
-            pieces.flush()
-        if step in (2, 4):
-            copied.flush(4 - step)
-            whole.flush()
-        row = torch.tensor([7]) if part == "thinker" else rows[3:4]
-        expected = whole.step(row, 50.0 + step)
+    for part in ("thinker", "talker"):
+        rows, positions = prompt_of(config, part, 21)
+        whole, pieces, copied = (Slot(config, models, part) for _ in range(3))
+        whole.add(rows, positions, None)
         for slot in (pieces, copied):
-            slot.fill_recent_after(NAN)
-            torch.testing.assert_close(slot.step(row, 50.0 + step), expected, **CLOSE)
-            torch.testing.assert_close(slot.used(), whole.used(), **CLOSE)
+            slot.add(rows[:15], positions[:, :15], None)
+        copied.flush(2)
+        for slot in (pieces, copied):
+            slot.add(rows[15:], positions[:, 15:], 32)
+        for step in range(5):
+            if step in (1, 3):  # one recent row, and two, which is all that there is room for
+                pieces.flush()
+            if step in (2, 4):
+                copied.flush(4 - step)
+                whole.flush()
+            row = torch.tensor([7]) if part == "thinker" else rows[3:4]
+            expected = whole.step(row, 50.0 + step)
+            for slot in (pieces, copied):
+                slot.fill_recent_after(NAN)
+                torch.testing.assert_close(slot.step(row, 50.0 + step), expected, **CLOSE)
+                torch.testing.assert_close(slot.used(), whole.used(), **CLOSE)
 
 
 def test_a_smaller_window_is_the_same(config: OmniConfig, models: Models) -> None:

@@ -29,19 +29,17 @@ VERBS = verbs()
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_has_examples_that_it_takes(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in examples(verb):
-        assert words[0] == verb
-        assert make_parser().parse_args(words).run is not None
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    shown = capsys.readouterr().out
-    usage = shown.split("\n\n")[0]
-    assert usage.startswith(f"usage: qwen3-omni-neuron {verb} ") and len(usage) < 300
-    assert "examples:\n  qwen3-omni-neuron " in shown
+def test_the_help_of_a_verb_has_examples_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        for words in examples(verb):
+            assert words[0] == verb
+            assert make_parser().parse_args(words).run is not None
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        shown = capsys.readouterr().out
+        usage = shown.split("\n\n")[0]
+        assert usage.startswith(f"usage: qwen3-omni-neuron {verb} ") and len(usage) < 300
+        assert "examples:\n  qwen3-omni-neuron " in shown
 
 
 def test_without_a_verb_it_shows_its_help_and_with_version_its_version(
@@ -96,9 +94,8 @@ def test_an_option_that_was_removed_is_refused_with_what_to_use_instead() -> Non
             parse({"max_bodies_bytes": 1})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said", "named"),
-    [
+def test_errors_name_flags_of_the_running_verb_alone() -> None:
+    for arguments, said, named in (
         (["transcribe", "a"], "thinker_max_new_tokens is 0.", "--max-new-tokens is 0."),
         (["transcribe", "a"], "max_concurrency is 0.", "--concurrency is 0."),
         (["transcribe", "a"], "talker_top_p is 2.", None),
@@ -108,12 +105,8 @@ def test_an_option_that_was_removed_is_refused_with_what_to_use_instead() -> Non
         (["serve"], "chunk_frames has 3.", None),
         (["speak", "a"], "tool_choice needs tools.", None),
         (["doctor"], "max_body_bytes is 1.", None),
-    ],
-)
-def test_errors_name_flags_of_the_running_verb_alone(
-    arguments: list[str], said: str, named: str | None
-) -> None:
-    assert with_flags(said, make_parser().parse_args(arguments).verb) == (named or said)
+    ):
+        assert with_flags(said, make_parser().parse_args(arguments).verb) == (named or said)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
@@ -153,21 +146,17 @@ def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None
     assert done.returncode == ExitStatus.FAILED and str(tmp_path) in second
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_model_that_is_not_there_is_told_without_torch() -> None:
+    for arguments in (
         ["speak", "hi"],
         ["say", "hi"],
         ["transcribe", str(QUESTION_WAV)],
         ["serve"],
         ["verify"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_model_that_is_not_there_is_told_without_torch(arguments: list[str]) -> None:
-    done = run_without_torch(*arguments, "--model", "nope")
-    assert done.stderr.startswith("qwen3-omni-neuron: nope does not exist. --model must be")
-    assert done.returncode == ExitStatus.FAILED
+    ):
+        done = run_without_torch(*arguments, "--model", "nope")
+        assert done.stderr.startswith("qwen3-omni-neuron: nope does not exist. --model must be")
+        assert done.returncode == ExitStatus.FAILED
 
 
 def test_a_player_that_is_not_there_is_told_without_torch() -> None:
@@ -177,52 +166,42 @@ def test_a_player_that_is_not_there_is_told_without_torch() -> None:
     assert done.returncode == ExitStatus.FAILED
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("torchneuron", "target torchneuron needs TorchNeuron"),
-        ("neuron", "target neuron needs torch_neuronx"),
-    ],
-)
 def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
-    target: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The checkpoint is not looked at, let alone downloaded, and no folder is made."""
-    tree = tmp_path / "tree"
-    words = ["compile", "--model", "/nowhere", "--target", target, "--out", str(tree)]
-    assert main(words) == ExitStatus.FAILED
-    assert said in capsys.readouterr().err
-    assert not tree.exists()
+    for target, said in (
+        ("torchneuron", "target torchneuron needs TorchNeuron"),
+        ("neuron", "target neuron needs torch_neuronx"),
+    ):
+        tree = tmp_path / "tree"
+        words = ["compile", "--model", "/nowhere", "--target", target, "--out", str(tree)]
+        assert main(words) == ExitStatus.FAILED
+        assert said in capsys.readouterr().err
+        assert not tree.exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["speak", "hi", "--out", "-"],
-        ["say", "hi", "--out", "-"],
-        ["transcribe", str(QUESTION_WAV)],
-        ["verify"],
-        ["serve"],
-    ],
-    ids=lambda words: words[0],
-)
 def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(Server, "run", lambda server: server._load() and 0)
     empty = tmp_path / "empty"
     empty.mkdir()
-    for tree, said in (
-        (tmp_path / "typo", "typo is not a folder: --compiled is what compile wrote"),
-        (empty, "empty is not a whole compiled tree: it has no manifest.json"),
+    for words in (
+        ["speak", "hi", "--out", "-"],
+        ["say", "hi", "--out", "-"],
+        ["transcribe", str(QUESTION_WAV)],
+        ["verify"],
+        ["serve"],
     ):
-        where = ["--model", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "--compiled", str(tree)]
-        assert main([*words, *where]) == ExitStatus.FAILED
-        assert said in capsys.readouterr().err
+        for tree, said in (
+            (tmp_path / "typo", "typo is not a folder: --compiled is what compile wrote"),
+            (empty, "empty is not a whole compiled tree: it has no manifest.json"),
+        ):
+            where = ["--model", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "--compiled", str(tree)]
+            assert main([*words, *where]) == ExitStatus.FAILED
+            assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -265,20 +244,17 @@ def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(
     assert only == ([] if script == "all" else [script])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for name, said in (
         (
             "",
             "has neither manifest.json, as a compiled tree, nor config.json, as a checkpoint. Name",
         ),
         ("file", "is a file. Name the folder that compile wrote as --out, or a checkpoint"),
         ("nothing/here/at/all", "does not exist. Name the folder that compile wrote as --out"),
-    ],
-)
-def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["inspect", str(tmp_path / name)]) == ExitStatus.FAILED
-    assert f"{tmp_path / name} {said}" in capsys.readouterr().err
+    ):
+        assert main(["inspect", str(tmp_path / name)]) == ExitStatus.FAILED
+        assert f"{tmp_path / name} {said}" in capsys.readouterr().err

@@ -115,9 +115,8 @@ def test_rotary_embedding_without_sections_is_transformers(part: str, head_dim: 
     torch.testing.assert_close(rotary.at_axes(positions)[0][:, 0], cos[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_cannot_be_used_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    for change, message in (
         (lambda raw: raw.update(model_type="llama"), "model_type 'llama'"),
         (lambda raw: raw["talker_config"].pop("speaker_id"), "config.json.talker_config has no"),
         (
@@ -132,14 +131,10 @@ def test_rotary_embedding_without_sections_is_transformers(part: str, head_dim: 
             "mlp_only_layers",
         ),
         (lambda raw: raw.update(thinker_config=3), "thinker_config is not an object"),
-    ],
-)
-def test_what_cannot_be_used_is_named(
-    checkpoint: Path, tmp_path: Path, change: Any, message: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_config(edited(checkpoint, tmp_path, change))
-    assert message in str(caught.value)
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            read_config(edited(checkpoint, tmp_path, change))
+        assert message in str(caught.value)
 
 
 def test_a_config_json_that_is_broken_or_missing_is_named(tmp_path: Path) -> None:
@@ -170,9 +165,11 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
     assert read_generation_defaults(tmp_path) == GenerationDefaults(top_p=0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_defaults_that_no_request_could_ask_for_are_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    for name, value in (
         ("introduction", "x" * 201),
         ("introduction", "two\nlines"),
         ("introduction", 25),
@@ -186,17 +183,12 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
         ("top_k", -1),
         ("repetition_penalty", "1"),
         ("do_sample", 1),
-    ],
-)
-def test_defaults_that_no_request_could_ask_for_are_refused(
-    checkpoint: Path, tmp_path: Path, name: str, value: object
-) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
-    (folder / "generation_config.json").write_text(json.dumps({name: value}))
-    with pytest.raises(
-        CheckpointError, match=rf"copy/generation_config.json: {name} must be .*, got"
     ):
-        Qwen3Omni.load(folder)
+        (folder / "generation_config.json").write_text(json.dumps({name: value}))
+        with pytest.raises(
+            CheckpointError, match=rf"copy/generation_config.json: {name} must be .*, got"
+        ):
+            Qwen3Omni.load(folder)
 
 
 def test_latency_follows_from_the_upsampling() -> None:

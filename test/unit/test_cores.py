@@ -23,9 +23,8 @@ def visible(plan: object) -> list[str]:
     return [plan.environment(stage)["NEURON_RT_VISIBLE_CORES"] for stage in STAGES]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("instance", "placement", "tp", "expected"),
-    [
+def test_stages_have_these_cores_where_none_are_named() -> None:
+    for instance, placement, tp, expected in (
         (LARGE, "shared", 8, ["0-7", "0-7", "0-7"]),
         (LARGE, "split", 8, ["0-7", "8-15", "16-23"]),
         (LARGE, "split", 4, ["0-3", "4-7", "8-11"]),
@@ -35,17 +34,13 @@ def visible(plan: object) -> list[str]:
         (LARGE, "shared", replace(MIXED, thinker=1, talker=1, predictor=1), ["0-1"] * 3),
         (SMALL, "shared", 4, ["0-3", "0-3", "0-3"]),
         (SMALL, "split", 1, ["0", "1", "2"]),
-    ],
-)
-def test_stages_have_these_cores_where_none_are_named(
-    instance: str, placement: str, tp: Degrees | int, expected: list[str]
-) -> None:
-    plan = plan_cores(instance, placement, needed(tp))
-    assert visible(plan) == expected
-    assert plan.environment("talker") == {
-        "NEURON_RT_VISIBLE_CORES": expected[1],
-        "NEURON_LOGICAL_NC_CONFIG": "2",
-    }
+    ):
+        plan = plan_cores(instance, placement, needed(tp))
+        assert visible(plan) == expected
+        assert plan.environment("talker") == {
+            "NEURON_RT_VISIBLE_CORES": expected[1],
+            "NEURON_LOGICAL_NC_CONFIG": "2",
+        }
 
 
 def test_a_checkpoint_that_only_listens_has_one_stage() -> None:
@@ -63,9 +58,8 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
     assert plan.environment("thinker")["NEURON_LOGICAL_NC_CONFIG"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("instance", "placement", "tp", "cores", "said"),
-    [
+def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused() -> None:
+    for instance, placement, tp, cores, said in (
         ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2u.48.*, got 'trn1"),
         (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* smaller tp"),
         (SMALL, "split", 4, None, r"vocoder 8-11 is asked for. .* take placement shared"),
@@ -76,14 +70,10 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
         (LARGE, "split", 8, ("0-7", "8-15", "57-64"), "64 logical cores .* Name other cores"),
         (LARGE, "shared", 8, ("0-7", "0-7", "8-15"), "on the same cores, got .* placement split"),
         (LARGE, "split", 8, ("0-7", "8-15", "x"), 'range like "8-15", or "8", got \'x\''),
-    ],
-)  # fmt: skip
-def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused(
-    instance: str, placement: str, tp: Degrees | int, cores: tuple[str, ...] | None, said: str
-) -> None:
-    named = None if cores is None else dict(zip(STAGES, cores, strict=True))
-    with pytest.raises(OptionError, match=said):
-        plan_cores(instance, placement, needed(tp), cores=named)
+    ):
+        named = None if cores is None else dict(zip(STAGES, cores, strict=True))
+        with pytest.raises(OptionError, match=said):
+            plan_cores(instance, placement, needed(tp), cores=named)
 
 
 def test_names_that_are_no_stages_are_refused() -> None:

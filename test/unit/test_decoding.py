@@ -14,7 +14,7 @@ from PIL import Image
 
 from qwen3_omni_neuron.errors import InputError, PromptTooLongError
 from qwen3_omni_neuron.events.encoding import wav_header
-from qwen3_omni_neuron.helpers.job import Job, Measured
+from qwen3_omni_neuron.helpers.job import Measured
 from qwen3_omni_neuron.helpers.media import MOST_INLINE_BYTES, decode_inline
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
@@ -91,28 +91,19 @@ def assert_equal(prompt: Prompt, expected: Prompt) -> None:
 AUDIO = {
     "wav": lambda: sound("WAV", "PCM_16"),
     "question": QUESTION_WAV.read_bytes,
-    "wav-8-bit": lambda: sound("WAV", "PCM_U8", 8000),
-    "wav-24-bit-stereo": lambda: sound("WAV", "PCM_24", 44100, 2),
     "wav-float": lambda: sound("WAV", "FLOAT", 48000, 6),
     "wav-of-mu-law": lambda: sound("WAV", "ULAW", 8000),
-    "flac": lambda: sound("FLAC", "PCM_16", 22050),
     "flac-stereo": lambda: sound("FLAC", "PCM_24", 96000, 2),
     "mp3": lambda: sound("MP3", "MPEG_LAYER_III", 24000),
     "mp3-of-guessed-length": without_length,
-    "ogg": lambda: sound("OGG", "VORBIS", 44100, 2),
     "opus": lambda: sound("OGG", "OPUS", 48000),
-    "aiff": lambda: sound("AIFF", "PCM_16", 11025),
-    "webm": lambda: make_recording("webm", "libopus", streamed=True),
     "m4a": lambda: make_recording("ipod", "aac", rate=44100, channels=2),
     "mp4": lambda: make_video(audio="aac"),
     "just-long-enough": lambda: sound("FLAC", "PCM_16", 44100, s=0.03),
 }
 IMAGES: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
     "png": (lambda: picture("PNG"), {}),
-    "jpeg": (lambda: picture("JPEG"), {}),
-    "webp": (lambda: picture("WEBP"), {}),
     "gif": (lambda: picture("GIF"), {}),
-    "bmp": (lambda: picture("BMP"), {}),
     "tiff": (lambda: picture("TIFF", compression="tiff_lzw"), {}),
     "rotated": (rotated, {}),
     "clear": (lambda: picture("PNG", noise_image(90, 70).convert("RGBA").rotate(9)), {}),
@@ -120,11 +111,9 @@ IMAGES: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
         lambda: picture("PNG", Image.fromarray(np.arange(4200, dtype=np.uint16).reshape(60, 70))),
         {},
     ),
-    "palette": (lambda: picture("PNG", noise_image(90, 70).quantize(40)), {}),
     "cmyk": (lambda: picture("JPEG", noise_image(90, 70).convert("CMYK")), {}),
     "enlarged": (lambda: picture("PNG"), {"min_pixels": 90_000}),
     "shrunk": (lambda: picture("PNG"), {"max_pixels": 5_000}),
-    "size-kept": (lambda: picture("PNG"), {"min_pixels": 1, "max_pixels": 2**70}),
     "tiny": (lambda: picture("PNG", noise_image(1, 1)), {}),
     "narrow": (lambda: picture("PNG", noise_image(1, 200)), {}),
     # 9000 x 45 pixels become 281 x 1 tokens, and 281 is more than 200.
@@ -136,10 +125,8 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
     "heard-late": (lambda: make_video(audio="aac", audio_late_s=0.4), {}),
     "heard-longer-than-said": (heard_longer_than_seen, {}),
     "heard-longer": (lambda: make_video(audio="aac", audio_s=2.5), {}),
-    "mkv": (lambda: make_video(container="matroska", audio="ac3"), {"fps": 5.0}),
     "avi": (lambda: make_video(container="avi", codec="libx264", b_frames=2), {"fps": 7}),
     "webm": (lambda: make_video(container="webm", codec="libvpx", rate=15), {"max_frames": 6}),
-    "mpeg-ts": (lambda: make_video(container="mpegts", codec="mpeg2video"), {"fps": 30}),
     "uneven": (lambda: make_video(5, times_ms=[0, 40, 700, 710, 1500]), {}),
     "rotated": (lambda: make_video(rotation=90), {"min_pixels": 1024}),
     "shrunk": (make_video, {"max_pixels": 1024, "fps": 10.0}),
@@ -192,21 +179,16 @@ def test_a_decoded_video_gives_the_prompt_of_its_file(
 
 REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "no-sound": ("audio", lambda: b"hello", {}),
-    "empty": ("audio", lambda: b"", {}),
     "short-sound": ("audio", lambda: sound("FLAC", "PCM_16", s=0.01), {}),
     "head-of-a-flac": ("audio", lambda: sound("FLAC", "PCM_16")[:60], {}),
     "infinite": ("audio", wav_of_infinity, {}),
-    "unheard": ("audio", make_video, {}),
-    "cut-m4a": ("audio", lambda: make_recording("ipod", "aac")[:-500], {}),
     "no-image": ("image", lambda: b"hello", {}),
     "ico": ("image", lambda: picture("ICO"), {}),
     "cut-png": ("image", lambda: picture("PNG")[:5000], {}),
     "too-narrow": ("image", lambda: picture("PNG", noise_image(201, 1)), {}),
     "no-video": ("video", lambda: b"hello", {}),
     "cut-mp4": ("video", lambda: make_video()[: len(make_video()) // 2], {}),
-    "song": ("video", lambda: make_video(video=False, audio="aac"), {}),
     "no-rate": ("video", make_video, {"fps": 0}),
-    "no-decoder": ("video", lambda: make_video(codec="libx264").replace(b"avc1", b"zzzz"), {}),
     "too-narrow-video": ("video", lambda: grey_video(4, 2010, 10), {}),
 }
 
@@ -259,9 +241,10 @@ def refuse(measured: Measured) -> None:
     raise RefusedError(measured)
 
 
-@pytest.mark.parametrize(
-    ("job", "measured"),
-    [
+def test_the_budget_is_asked_before_anything_is_decoded(
+    shared: SharedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job, measured in (
         # 600 s of silence: 1 kB that becomes 38 MB.
         (
             lambda: job_of("audio", flac_of_silence(600)),
@@ -275,17 +258,13 @@ def refuse(measured: Measured) -> None:
             lambda: job_of("video", make_video(audio="aac"), use_audio_in_video=True),
             Measured(1.021678, 48 * 64, 4 * 3 * 320 * 448 + 4 * 16347),
         ),
-    ],
-)
-def test_the_budget_is_asked_before_anything_is_decoded(
-    shared: SharedPool, monkeypatch: pytest.MonkeyPatch, job: Callable[[], Job], measured: Measured
-) -> None:
-    with pytest.raises(RefusedError) as refused:
-        shared.decode(job(), refuse)
-    (asked,) = refused.value.args
-    assert asked.seconds == pytest.approx(measured.seconds, abs=0.03)
-    assert asked == replace(measured, seconds=asked.seconds, size=asked.size)
-    assert asked.size == pytest.approx(measured.size, rel=0.03)
+    ):
+        with pytest.raises(RefusedError) as refused:
+            shared.decode(job(), refuse)
+        (asked,) = refused.value.args
+        assert asked.seconds == pytest.approx(measured.seconds, abs=0.03)
+        assert asked == replace(measured, seconds=asked.seconds, size=asked.size)
+        assert asked.size == pytest.approx(measured.size, rel=0.03)
 
 
 def flac_of_silence(seconds: int) -> bytes:
@@ -317,22 +296,20 @@ def test_frames_are_made_small_while_they_are_decoded(shared: SharedPool) -> Non
     assert decoded.item["video"].shape == (240, 32, 32, 3)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-@pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100])
-def test_plain_wav_is_read_inline_as_the_pool_reads_it(
-    shared: SharedPool, rate: int, channels: int
-) -> None:
-    job = job_of("audio", sound("WAV", "PCM_16", rate, channels))
-    inline, sizes = decode_inline(job), list[Measured]()
-    assert inline is not None
-    decoded = shared.decode(job, sizes.append)
-    assert np.array_equal(inline.item["audio"], decoded.item["audio"])
-    assert inline.item["audio"].dtype == np.float32
-    assert inline.item["sampling_rate"] == decoded.item["sampling_rate"]
-    assert inline.measured == decoded.measured
-    with pytest.raises(RefusedError) as refused:
-        decode_inline(job, refuse)
-    assert list(refused.value.args) == sizes
+def test_plain_wav_is_read_inline_as_the_pool_reads_it(shared: SharedPool) -> None:
+    for channels in (1, 2, 5):
+        for rate in (8000, 16000, 24000, 44100):
+            job = job_of("audio", sound("WAV", "PCM_16", rate, channels))
+            inline, sizes = decode_inline(job), list[Measured]()
+            assert inline is not None
+            decoded = shared.decode(job, sizes.append)
+            assert np.array_equal(inline.item["audio"], decoded.item["audio"])
+            assert inline.item["audio"].dtype == np.float32
+            assert inline.item["sampling_rate"] == decoded.item["sampling_rate"]
+            assert inline.measured == decoded.measured
+            with pytest.raises(RefusedError) as refused:
+                decode_inline(job, refuse)
+            assert list(refused.value.args) == sizes
 
 
 def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
@@ -350,9 +327,8 @@ def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
 WAV, LARGE = sound("WAV", "PCM_16"), 2 * MOST_INLINE_BYTES
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
+def test_no_other_sound_or_file_is_decoded_in_the_servers_process() -> None:
+    for job in (
         job_of("image", WAV),
         job_of("audio", b""),
         job_of("audio", b"RIFF"),
@@ -369,10 +345,8 @@ WAV, LARGE = sound("WAV", "PCM_16"), 2 * MOST_INLINE_BYTES
         job_of("audio", sound("WAV", "PCM_24")),
         job_of("audio", sound("FLAC", "PCM_16")),
         job_of("audio", sound("WAV", "PCM_16", 16000, 16)),
-    ],
-)
-def test_no_other_sound_or_file_is_decoded_in_the_servers_process(job: Job) -> None:
-    assert decode_inline(job) is None
+    ):
+        assert decode_inline(job) is None
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])

@@ -22,18 +22,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks" / "trn2.md").read_text
 MIXED = Degrees(thinker=8, talker=4, predictor=1, vocoder=2, encoders=1)
 
 
-@pytest.mark.parametrize(
-    ("given", "degrees"),
-    [
+def test_degrees_are_a_number_or_numbers_of_parts() -> None:
+    for given, degrees in (
         (8, Degrees.same(8)),
         ("8", Degrees.same(8)),
         ("thinker=8,talker=4,predictor=1,vocoder=2,encoders=1", MIXED),
         ("encoders=1,thinker=8,vocoder=2", replace(MIXED, talker=2, predictor=2)),
         (MIXED, MIXED),
-    ],
-)
-def test_degrees_are_a_number_or_numbers_of_parts(given: object, degrees: Degrees) -> None:
-    assert Degrees.parse(given, Degrees.same(2)) == degrees  # type: ignore[arg-type]
+    ):
+        assert Degrees.parse(given, Degrees.same(2)) == degrees  # type: ignore[arg-type]
 
 
 def test_a_part_has_its_models_degree_and_a_stage_as_many_cores_as_its_parts() -> None:
@@ -49,17 +46,14 @@ def test_a_part_has_its_models_degree_and_a_stage_as_many_cores_as_its_parts() -
         assert count == max(by_model[model] for model in MODELS if MODEL_STAGES[model] == stage)
 
 
-@pytest.mark.parametrize(
-    ("tp", "said"),
-    [
+def test_a_part_is_on_one_core_of_its_stage_or_on_all() -> None:
+    for tp, said in (
         ("thinker=8,encoders=4", "has the vision on 4 of the 8 cores of thinker, .* Take 1 or 8."),
         ("thinker=2,encoders=8", "has the thinker on 2 of the 8 cores of thinker"),
         ("talker=4,predictor=2", "has the code_predictor on 2 of the 4 cores of talker"),
-    ],
-)
-def test_a_part_is_on_one_core_of_its_stage_or_on_all(tp: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        plan_of(Path(), RELEASED, "torchneuron", tp=tp)
+    ):
+        with pytest.raises(OptionError, match=said):
+            plan_of(Path(), RELEASED, "torchneuron", tp=tp)
 
 
 def test_stages_on_the_same_cores_have_parts_on_one_or_on_all() -> None:

@@ -126,9 +126,8 @@ def test_what_does_not_fit_is_told_what_the_instance_allows() -> None:
     assert lines[2].startswith(f"tree for {SMALL}: 73.6 GB of weights on disk, ")
 
 
-@pytest.mark.parametrize(
-    ("instance", "tp", "lnc", "found"),
-    [
+def test_a_plan_is_judged_on_the_instance_or_the_smallest_with_the_cores() -> None:
+    for instance, tp, lnc, found in (
         (None, TWO, 2, SMALL),
         (None, FOUR, 2, SMALL),
         (None, EIGHT, 2, LARGE),
@@ -137,12 +136,8 @@ def test_what_does_not_fit_is_told_what_the_instance_allows() -> None:
         (None, DEFAULTS[LARGE], 2, LARGE),
         (SMALL, EIGHT, 2, SMALL),
         ("trn2u.48xlarge", FOUR, 2, "trn2u.48xlarge"),
-    ],
-)
-def test_a_plan_is_judged_on_the_instance_or_the_smallest_with_the_cores(
-    instance: str | None, tp: Degrees, lnc: int, found: str
-) -> None:
-    assert instances_of(replace(PLAN, tp=tp, lnc=lnc), instance) == {found: tp}
+    ):
+        assert instances_of(replace(PLAN, tp=tp, lnc=lnc), instance) == {found: tp}
 
 
 def test_a_dry_run_says_what_fits_the_memory_and_the_graphs(

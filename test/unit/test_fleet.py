@@ -59,9 +59,8 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
+def test_wrong_settings_are_refused_by_name() -> None:
+    for args, said in (
         ({"max_concurency": 3}, "unknown option 'max_concurency'. Did you mean max_concurrency."),
         ({"host": "0.0.0.0"}, "unknown option 'host'"),
         ({"max_bodies_bytes": 1, "a": 2}, "max_bodies_bytes was removed: use max_held_bytes"),
@@ -75,11 +74,9 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"load": {}}, "unknown option 'load'"),
         ({"placement": "here"}, "placement must be shared or split, got 'here'"),
         ({"threads": 0}, "threads must be an integer of 1 or more, got 0"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=f"(?s){said}"):
-        FleetSettings.parse(args)
+    ):
+        with pytest.raises(OptionError, match=f"(?s){said}"):
+            FleetSettings.parse(args)
 
 
 def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> None:
@@ -90,9 +87,8 @@ def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> N
     assert settings.server_settings().api_keys == ("secret",)
 
 
-@pytest.mark.parametrize(
-    ("given", "placement", "needed", "cores"),
-    [
+def test_rays_cores_are_those_of_the_stages() -> None:
+    for given, placement, needed, cores in (
         (range(8, 16), "shared", (8, 8, 8), ("8-15", "8-15", "8-15")),
         (range(8, 16), "shared", (8, 8, 1), ("8-15", "8-15", "8-15")),
         ([26, 25, 24, 27], "shared", (4, 4, 4), ("24-27", "24-27", "24-27")),
@@ -105,33 +101,29 @@ def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> N
         ([0, 1, 4, 5, 8, 9], "split", (2, 2, 2), ("0-1", "4-5", "8-9")),
         ([7, 3, 5], "split", (1, 1, 1), ("3", "5", "7")),
         (range(8), "split", (8,), ("0-7",)),
-    ],
-)
-def test_rays_cores_are_those_of_the_stages(
-    given: Any, placement: str, needed: Any, cores: tuple[str, ...]
-) -> None:
-    found = stage_cores(list(given), len(given), placement, dict(zip(STAGES, needed, strict=False)))
-    assert found == dict(zip(STAGES, cores, strict=False))
+    ):
+        found = stage_cores(
+            list(given), len(given), placement, dict(zip(STAGES, needed, strict=False))
+        )
+        assert found == dict(zip(STAGES, cores, strict=False))
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted", "placement", "needed", "said"),
-    [
+def test_cores_that_do_not_fit_are_refused() -> None:
+    for given, wanted, placement, needed, said in (
         (range(8), 24, "split", (8, 8, 8), "ask for 24 .* has given 8"),
         (
-            range(16), 16, "split", (8, 8, 1),
+            range(16),
+            16,
+            "split",
+            (8, 8, 1),
             "need 17 .thinker 8, talker 8, vocoder 1",
         ),
         (range(4), 4, "shared", (8, 8, 1), "placement shared: .* need 8 "),
         ([0, 1, 2, 8], 4, "shared", (4, 4, 1), "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
         ([0, 2, 3, 4, 5], 5, "split", (2, 2, 1), "thinker needs 2 neuron_cores in a row.*0, 2"),
-    ],
-)  # fmt: skip
-def test_cores_that_do_not_fit_are_refused(
-    given: Any, wanted: int, placement: str, needed: Any, said: str
-) -> None:
-    with pytest.raises(OptionError, match=f"(?s){said}"):
-        stage_cores(list(given), wanted, placement, dict(zip(STAGES, needed, strict=True)))
+    ):
+        with pytest.raises(OptionError, match=f"(?s){said}"):
+            stage_cores(list(given), wanted, placement, dict(zip(STAGES, needed, strict=True)))
 
 
 def test_a_tree_says_how_many_cores_its_stages_need(tmp_path: Path) -> None:
@@ -162,22 +154,17 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
     assert len(given) == -(-total // CHIP_CORES) * CHIP_CORES, "the fewest chips that have them"
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    for content, said in (
         ("[", "can't be read as a Serve YAML"),
         ("3", "can't be read as a Serve YAML"),
         ("applications: [{import_path: other:app}]", f"with import_path {IMPORT_PATH}. Begin"),
         (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{a: 1}}}}]", "unknown option 'a'"),
-    ],
-)
-def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(
-    tmp_path: Path, content: str, said: str
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(content)
-    with pytest.raises(OptionError, match=said):
-        check_config(file)
+    ):
+        file = tmp_path / "config.yaml"
+        file.write_text(content)
+        with pytest.raises(OptionError, match=said):
+            check_config(file)
     with pytest.raises(OptionError, match="can't be read"):
         check_config(tmp_path / "nothing.yaml")
 
@@ -191,9 +178,6 @@ def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--ray", "a.yaml"]) == 1
     assert "pip install 'qwen3-omni-neuron[ray]'" in capsys.readouterr().err
-
-
-# Health, of `serve` as of a replica.
 
 
 class Stalling:

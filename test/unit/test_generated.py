@@ -31,9 +31,6 @@ def test_every_option_has_a_meaning() -> None:
     assert not [row for row in rows if row.endswith("|  |")]
 
 
-# Pictures of BENCHMARK.md, whose figures are those of the tables in docs/benchmarks/
-
-
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_has_ten_lines_without_its_docstrings(name: str) -> None:
     text = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")

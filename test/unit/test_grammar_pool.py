@@ -17,7 +17,7 @@ from qwen3_omni_neuron.helpers import grammars
 from qwen3_omni_neuron.helpers.grammars import CompiledGrammar, GrammarPool
 from qwen3_omni_neuron.runtime import thinker_stage
 from testing import grammar_faults
-from testing.subprocesses import children, open_files
+from testing.subprocesses import children, open_files, wait_until
 
 pytestmark = pytest.mark.skipif(
     find_spec("llguidance") is None, reason="the extra serve is not installed"
@@ -83,13 +83,6 @@ def close() -> Iterator[None]:
         BEGUN.pop().close()
 
 
-def wait_for(done: Callable[[], object]) -> None:
-    until_s = time.monotonic() + LONG_S
-    while not done():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
-
-
 def settle(grammar: CompiledGrammar) -> None:
     """Wait until a grammar is not pending."""
 
@@ -97,7 +90,7 @@ def settle(grammar: CompiledGrammar) -> None:
         grammars.wait([grammar], 0.005)
         return not grammar.pending
 
-    wait_for(done)
+    wait_until(done)
 
 
 def first_of(grammar: CompiledGrammar) -> int:
@@ -150,16 +143,16 @@ def test_a_grammar_that_nobody_waits_for_any_more_ends_its_process(pool: Grammar
     compiled(pool, {"regex": "a"}).close()
     server = pool._pool.pid
     assert server is not None
-    wait_for(lambda: len(children(server)) == 1)  # a spare one
+    wait_until(lambda: len(children(server)) == 1)  # a spare one
     compiling = pool.compile(rules_of(SLOW), lambda made: made)
     time.sleep(0.2)
     compiling.cancel()
-    wait_for(lambda: len(children(server)) == 1)
+    wait_until(lambda: len(children(server)) == 1)
     made = compiled(pool, {"regex": "a"})
     files = open_files()
     BEGUN.clear()
     del made  # whose reply never began
-    wait_for(lambda: len(children(server)) == 1 and len(open_files()) < len(files))
+    wait_until(lambda: len(children(server)) == 1 and len(open_files()) < len(files))
 
 
 def test_one_owner_slow_grammars_keep_no_other_owner_from_compiling(
@@ -176,7 +169,7 @@ def test_one_owner_slow_grammars_keep_no_other_owner_from_compiling(
         one.cancel()
     server = pool._pool.pid
     assert server is not None
-    wait_for(lambda: len(children(server)) == 3)
+    wait_until(lambda: len(children(server)) == 3)
 
 
 def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool: GrammarPool) -> None:
@@ -200,7 +193,7 @@ def test_a_death_ends_its_replies_and_the_next_grammar_compiles(
     follow(grammar, 2)
     server = pool._pool.pid
     assert server is not None
-    wait_for(lambda: len(children(server)) == 2)  # this one, and a spare one that came later
+    wait_until(lambda: len(children(server)) == 2)  # this one, and a spare one that came later
     os.kill(min(children(server)) if what == "the process" else server, signal.SIGKILL)
     follow(grammar, 1 << 20)
     said = "SIGKILL" if what == "the process" else "starts those of grammars has ended"

@@ -166,19 +166,14 @@ def test_the_template_says_whether_it_takes_tools_and_thinks(
             plain.prompt(messages, tools=tools)
 
 
-@pytest.mark.parametrize(
-    ("tools", "said"),
-    [
+def test_tools_that_json_has_no_form_for_are_refused(with_tools: PromptBuilder) -> None:
+    for tools, said in (
         ([{"a": object()}], r"tools\[0\].a is a object"),
         ([{"a": "\ud800"}], "surrogate"),
         (["look_up"], "not a list of dicts"),
-    ],
-)
-def test_tools_that_json_has_no_form_for_are_refused(
-    with_tools: PromptBuilder, tools: Any, said: str
-) -> None:
-    with pytest.raises(MessageError, match=said):
-        with_tools.prompt([{"role": "user", "content": "Hi"}], tools=tools)
+    ):
+        with pytest.raises(MessageError, match=said):
+            with_tools.prompt([{"role": "user", "content": "Hi"}], tools=tools)
 
 
 def test_tools_that_are_nested_too_deeply_are_refused(with_tools: PromptBuilder) -> None:

@@ -55,31 +55,27 @@ def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
     return PredictorSampling(uniforms, top_k, top_p)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
+@torch.inference_mode()
+def test_frames_sampled_each_in_its_own_way_are_the_cpus(
+    checkpoint: Path, config: OmniConfig, cpu: EagerPredictor
+) -> None:
+    for how in (
         [GREEDY],
         [sampled(1, 50, 0.8)],
         [sampled(1, 50, 0.8), sampled(2, 3, 1.0)],
         [GREEDY, sampled(3, 50, 0.5), GREEDY],
         [sampled(4, 1, 0.5), sampled(5, 3, 1.0), sampled(6, 50, 0.1)],
-    ],
-    ids=len,
-)
-@torch.inference_mode()
-def test_frames_sampled_each_in_its_own_way_are_the_cpus(
-    checkpoint: Path, config: OmniConfig, cpu: EagerPredictor, how: list[PredictorSampling]
-) -> None:
-    neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
-    generator = torch.Generator().manual_seed(len(how))
-    hidden = torch.randn(len(how), config.talker.text.hidden_size, generator=generator)
-    code0 = torch.randint(0, 64, (len(how),), generator=generator)
-    codes, feedback = predicted(neuron, hidden, code0, how)
-    for row in range(len(how)):  # the CPU's, alone and together
-        one = slice(row, row + 1)
-        expected = predicted(cpu, hidden[one], code0[one], how[one])
-        torch.testing.assert_close((codes[one], feedback[one]), expected, **CLOSE)
-    torch.testing.assert_close((codes, feedback), predicted(cpu, hidden, code0, how), **CLOSE)
+    ):
+        neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
+        generator = torch.Generator().manual_seed(len(how))
+        hidden = torch.randn(len(how), config.talker.text.hidden_size, generator=generator)
+        code0 = torch.randint(0, 64, (len(how),), generator=generator)
+        codes, feedback = predicted(neuron, hidden, code0, how)
+        for row in range(len(how)):  # the CPU's, alone and together
+            one = slice(row, row + 1)
+            expected = predicted(cpu, hidden[one], code0[one], how[one])
+            torch.testing.assert_close((codes[one], feedback[one]), expected, **CLOSE)
+        torch.testing.assert_close((codes, feedback), predicted(cpu, hidden, code0, how), **CLOSE)
 
 
 def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
@@ -109,19 +105,17 @@ def test_the_table_of_text_rows_is_the_projection_of_every_token(
     torch.testing.assert_close(text_rows(torch.arange(len(vocabulary))), expected, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "seconds", [(0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)], ids=str
-)
 @torch.inference_mode()
 def test_clips_of_any_length_are_encoded_as_on_the_cpu(
-    checkpoint: Path, config: OmniConfig, models: Models, seconds: tuple[float, ...]
+    checkpoint: Path, config: OmniConfig, models: Models
 ) -> None:
     """One window to seven, at the width of a clip shorter than a second too."""
-    part, c = part_of(checkpoint, config, "audio_encoder"), config.thinker.audio
-    clips = [torch.randn(c.mel_bins, int(100 * s)) for s in seconds]
-    assert models.audio_encoder is not None
-    expected = CpuAudio(models.audio_encoder).encode(clips)
-    torch.testing.assert_close(NeuronAudio(part, c).encode(clips), expected, **CLOSE)
+    for seconds in ((0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)):
+        part, c = part_of(checkpoint, config, "audio_encoder"), config.thinker.audio
+        clips = [torch.randn(c.mel_bins, int(100 * s)) for s in seconds]
+        assert models.audio_encoder is not None
+        expected = CpuAudio(models.audio_encoder).encode(clips)
+        torch.testing.assert_close(NeuronAudio(part, c).encode(clips), expected, **CLOSE)
 
 
 @torch.inference_mode()

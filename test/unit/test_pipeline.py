@@ -131,9 +131,6 @@ def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
     assert kinds.index(TextDelta) < kinds.index(AudioChunk)
 
 
-# When
-
-
 @pytest.mark.parametrize(("sizes", "frames"), [((1, 4), 1), ((2,), 2), ((8, 25), 8)])
 def test_time_to_first_sample_is_these_calls_and_nothing_else(
     simulate: Simulate, sizes: tuple[int, ...], frames: int
@@ -295,9 +292,6 @@ def test_streams_are_decoded_together_while_that_saves_time(simulate: Simulate) 
         simulation.assert_right(finish(stream), tokens, 40)
     assert {call.size for call in simulation.called("vocoder.step")} >= {16}
     assert max(call.size for call in simulation.called("vocoder.step")) == 16
-
-
-# Slots and their queue
 
 
 def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -> None:

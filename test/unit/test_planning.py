@@ -4,7 +4,6 @@ import shlex
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,21 +41,16 @@ def test_a_plan_has_chunked_prefill_where_its_targets_engines_do() -> None:
     assert NEURON.limits.chunked_prefill == NxdiSlots.chunked_prefill
 
 
-@pytest.mark.parametrize(
-    ("stored", "target", "dtype", "arithmetic"),
-    [
+def test_auto_keeps_the_checkpoints_weights() -> None:
+    for stored, target, dtype, arithmetic in (
         ("bfloat16", "cpu", "mixed", "float32"),
         ("float32", "cpu", "float32", "float32"),
         ("float64", "cpu", "float64", "float64"),
         ("bfloat16", "neuron", "bfloat16", "bfloat16"),
         ("float32", "neuron", "float32", "float32"),
-    ],
-)
-def test_auto_keeps_the_checkpoints_weights(
-    stored: str, target: str, dtype: str, arithmetic: str
-) -> None:
-    plan = plan_of(MODEL, replace(RELEASED, dtype=stored), target)
-    assert (plan.dtype, plan.arithmetic) == (dtype, arithmetic)
+    ):
+        plan = plan_of(MODEL, replace(RELEASED, dtype=stored), target)
+        assert (plan.dtype, plan.arithmetic) == (dtype, arithmetic)
     for rounded in ("int8", "int4"):
         assert plan_of(MODEL, RELEASED, dtype=rounded).arithmetic == "float32"
     assert plan_of(MODEL, RELEASED, dtype="bfloat16").arithmetic == "bfloat16"
@@ -105,9 +99,8 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
     assert plan_of(MODEL, mute, **plan.settings) == plan
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_settings_that_no_plan_can_have_are_refused_by_name() -> None:
+    for settings, said in (
         ({"target": "gpu"}, "target must be cpu, neuron or torchneuron, got 'gpu'"),
         ({"tp": 3}, "tp must be 8, 4, 2 or 1 for target neuron, got 3"),
         ({"tp": "thinker=8,predictor=1"}, "tp must be one number .* target neuron, got thinker=8,"),
@@ -141,10 +134,6 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"predictor_top_k": 0}, "predictor_top_k must be an integer of 1 or more for target neur"),
         ({"target": "cpu", "predictor_top_k": 5}, "predictor_top_k must be 0 for target cpu, got"),
         ({"target": "cpu", "bathces": 5}, "unknown option 'bathces'. Did you mean batches"),
-    ],
-)
-def test_settings_that_no_plan_can_have_are_refused_by_name(
-    settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(OptionError, match=said):
-        plan_of(MODEL, RELEASED, **({"target": "neuron"} | settings))
+    ):
+        with pytest.raises(OptionError, match=said):
+            plan_of(MODEL, RELEASED, **({"target": "neuron"} | settings))

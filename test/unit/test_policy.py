@@ -31,9 +31,6 @@ def port() -> StageProfile:
     return StageProfile.load(PROFILES / "port-167.json")
 
 
-# The first sample
-
-
 def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
     port: StageProfile,
 ) -> None:
@@ -69,9 +66,6 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunk_and_no_others(
     text_s = simulation.called("thinker.step")[-1].at_s
     speech_s = simulation.called("talker.predict")[-1].at_s
     assert text_s < 0.6 * speech_s, "after that the text runs ahead"
-
-
-# A prompt beside listeners
 
 
 def make_live(
@@ -117,9 +111,8 @@ ENOUGH_S = MARGIN * (PREFILL_S + 0.03)
 GAIN = FRAME_S / 0.03 - 1  # seconds of audio in a second
 
 
-@pytest.mark.parametrize(
-    ("running", "waits"),
-    [
+def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first() -> None:
+    for running, waits in (
         ([], False),
         ([listener(ENOUGH_S + 0.01)], False),
         ([listener(ENOUGH_S - 0.01)], True),
@@ -130,32 +123,23 @@ GAIN = FRAME_S / 0.03 - 1  # seconds of audio in a second
         ([listener(0.0, frame_s=0.09), listener(0.5)], True),  # one of them can be served
         ([make_live()], False),  # a prompt itself
         ([make_live(talks=False)], False),
-    ],
-)
-def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
-    running: list[LiveRequest], waits: bool
-) -> None:
-    rules = policy(True, *running)
-    assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+    ):
+        rules = policy(True, *running)
+        assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
 
 
-@pytest.mark.parametrize(
-    ("live", "waits"),
-    [
+def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores() -> None:
+    for live, waits in (
         (listener(0.1, tokens=20), True),
         (listener(0.1, tokens=27), True),  # 0.1 + (7 - 2) * 0.08 are less than 1.25 * 0.41
         (listener(0.1, tokens=28), False),
         (listener(0.1, frame_s=0.2, tokens=20), True),  # tokens are what it lacks, not frames
         (starter(), True),
-    ],
-)
-def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores(
-    live: LiveRequest, waits: bool
-) -> None:
-    rules = policy(False, live)
-    assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
-    live.text.close()
-    assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
+    ):
+        rules = policy(False, live)
+        assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+        live.text.close()
+        assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
 
 
 @pytest.mark.parametrize(
@@ -182,9 +166,6 @@ def test_short_prompts_are_computed_without_a_step_between(
         assert max(runs) == most, stage
 
 
-# Speech beside a starter
-
-
 def prefilling(since_s: float) -> LiveRequest:
     """Make a request at time 0 whose prefill began then."""
     live = make_live()
@@ -196,9 +177,8 @@ LASTS = listener(1.0, frame_s=0.005)
 LASTS_S = 1.0 - 0.005 * (SHORT_FRAMES + 3 * MARGIN)  # its next chunk has three frames
 
 
-@pytest.mark.parametrize(
-    ("other", "held_s"),
-    [
+def test_a_listener_whose_audio_lasts_waits_for_a_starter() -> None:
+    for other, held_s in (
         (None, None),
         (starter(), LASTS_S),
         (make_live(), None),  # its prompt will take long
@@ -208,15 +188,11 @@ LASTS_S = 1.0 - 0.005 * (SHORT_FRAMES + 3 * MARGIN)  # its next chunk has three 
         (prefilling(0.019 - PREFILL_S), LASTS_S),
         (prefilling(-2 * PREFILL_S), LASTS_S),  # it takes longer than expected
         (listener(0.0), None),
-    ],
-)
-def test_a_listener_whose_audio_lasts_waits_for_a_starter(
-    other: LiveRequest | None, held_s: float | None
-) -> None:
-    running = [LASTS] + ([other] if other else [])
-    held = policy(True, *running).held_speech_s(running, 0.0)
-    assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
-    assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
+    ):
+        running = [LASTS] + ([other] if other else [])
+        held = policy(True, *running).held_speech_s(running, 0.0)
+        assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
+        assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
 
 
 def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
@@ -246,12 +222,8 @@ def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
         simulation.assert_right(finish(stream), [number, *TOKENS * 40], 250)
 
 
-# Speech that is still arriving
-
-
-@pytest.mark.parametrize(
-    ("live", "may"),
-    [
+def test_a_piece_is_prefilled_where_nobody_waits() -> None:
+    for live, may in (
         (None, True),
         (make_live(), False),  # waits for its first token
         (make_live(talks=False), False),
@@ -259,14 +231,9 @@ def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
         (listener(ENOUGH_S + 0.01), True),
         (listener(ENOUGH_S - 0.01), False),
         (listener(math.inf), True),
-    ],
-)
-def test_a_piece_is_prefilled_where_nobody_waits(live: LiveRequest | None, may: bool) -> None:
-    running = [listener(10.0)] + ([live] if live else [])
-    assert policy(True, *running).is_pause(ROWS) == may
-
-
-# Turns of owners: no owner's request waits for more than one of another owner's
+    ):
+        running = [listener(10.0)] + ([live] if live else [])
+        assert policy(True, *running).is_pause(ROWS) == may
 
 
 def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(

@@ -119,9 +119,6 @@ def test_weights_widened_at_load_are_those_that_were_packed(
             assert parameter.dtype == torch.float32
 
 
-# ---- the talker's text rows
-
-
 def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     asked: list[list[int]] = []
     table = torch.randn(50, 8).bfloat16()
@@ -150,9 +147,6 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     every = torch.arange(50)
     torch.testing.assert_close(rows(every), table.float() @ projection)
     assert not asked
-
-
-# ---- threads
 
 
 def test_shares_of_the_threads() -> None:

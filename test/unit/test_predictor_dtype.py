@@ -60,9 +60,8 @@ def reference(outlier: Path) -> Codes:
     return float32_codes(outlier)
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype", "values", "arithmetic"),
-    [
+def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others() -> None:
+    for target, dtype, values, arithmetic in (
         ("cpu", "mixed", "same", "float32"),
         ("cpu", "float32", "same", "float32"),
         ("cpu", "float64", "same", "float64"),
@@ -72,22 +71,18 @@ def reference(outlier: Path) -> Codes:
         ("neuron", "bfloat16", "mixed same float32", "float32"),
         ("torchneuron", "bfloat16", "mixed same float32", "float32"),
         ("torchneuron", "float32", "same", "float32"),
-    ],
-)
-def test_a_target_and_dtype_take_these_predictor_dtypes_and_no_others(
-    target: str, dtype: str, values: str, arithmetic: str
-) -> None:
-    allowed = values.split()
-    plan = plan_of(MODEL, RELEASED, target, dtype=dtype)
-    assert (plan.predictor_dtype, plan.predictor_arithmetic) == (allowed[0], arithmetic)
-    for value in allowed:
-        made = plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype=value)
-        assert made.predictor_dtype == value
-        assert f"--predictor-dtype {value}" in made.command(Path("tree"))
-    listed = " or ".join(", ".join(["auto", *allowed]).rsplit(", ", 1))
-    said = f"{listed} for target {target} in dtype {dtype}, got 'int3'"
-    with pytest.raises(OptionError, match=said):
-        plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
+    ):
+        allowed = values.split()
+        plan = plan_of(MODEL, RELEASED, target, dtype=dtype)
+        assert (plan.predictor_dtype, plan.predictor_arithmetic) == (allowed[0], arithmetic)
+        for value in allowed:
+            made = plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype=value)
+            assert made.predictor_dtype == value
+            assert f"--predictor-dtype {value}" in made.command(Path("tree"))
+        listed = " or ".join(", ".join(["auto", *allowed]).rsplit(", ", 1))
+        said = f"{listed} for target {target} in dtype {dtype}, got 'int3'"
+        with pytest.raises(OptionError, match=said):
+            plan_of(MODEL, RELEASED, target, dtype=dtype, predictor_dtype="int3")
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])

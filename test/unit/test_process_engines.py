@@ -28,6 +28,7 @@ from testing.fake_engines_for_processes import (
     engine_that_dies,
     slow_engine,
 )
+from testing.subprocesses import lives, wait_until
 
 AT_ONCE_S = 20.0  # on a busy machine; a stalled call would take 600 s
 START_S = 60.0  # a first import of torch, of a machine that does other things
@@ -203,7 +204,7 @@ def test_a_process_that_ends_is_found_by_a_look(start: Process, busy: bool) -> N
         caller.start()
     assert process.fault() is None
     os.kill(process.pids[0], signal.SIGKILL)
-    fault = fault_of(process)
+    fault = str(wait_until(process.fault))
     assert f"The thinker engine (process {process.pids[0]}) was ended by SIGKILL" in fault
     with pytest.raises(EngineDiedError, match="was ended by SIGKILL"):
         process.call("echo", 1)
@@ -219,7 +220,7 @@ def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) 
     process = start(FakeParent)
     process.wait_ready(START_S)
     os.kill(process.call("child_pid"), signal.SIGKILL)
-    fault = fault_of(process)
+    fault = str(wait_until(process.fault))
     assert "ended with exit status 1" in fault
     assert "EngineDiedError: The child of the thinker was ended" in fault
 
@@ -229,10 +230,7 @@ def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) 
     process.wait_ready(START_S)
     before_mb = resident_mb_of(process.pids[0])
     process.call("use_memory", 200)
-    looks = iter(range(1000))
-    while resident_mb_of(process.pids[0]) > before_mb + 50:
-        assert next(looks) < 999
-        time.sleep(0.02)
+    wait_until(lambda: resident_mb_of(process.pids[0]) < before_mb + 50)
     assert process.call("echo", 1) == 1
 
 
@@ -266,7 +264,7 @@ def test_close_ends_a_call_that_stalls(start: Process) -> None:
         waiting.join(AT_ONCE_S)
         assert not waiting.is_alive()
     assert ended and ended[0][0] - begin < AT_ONCE_S
-    assert is_gone(process.pids[0])
+    assert not lives(process.pids[0])
     process.close()
     assert process.fault() is None
     with pytest.raises(ClosedError, match="Load the model again"):
@@ -285,10 +283,10 @@ def test_what_fails_while_building_is_raised_here(start: Process) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is missing") as caught:
         processes[0].wait_ready(START_S)
     assert "in broken_engine" in str(caught.value.__cause__)
-    assert is_gone(processes[0].pids[0])
+    assert not lives(processes[0].pids[0])
     with pytest.raises(EngineDiedError, match=r"exit status 4(.|\n)*no cores left"):
         remote_engines(processes[2], processes[1], None, START_S)
-    assert is_gone(processes[1].pids[0]) and is_gone(processes[2].pids[0])
+    assert not lives(processes[1].pids[0]) and not lives(processes[2].pids[0])
     with pytest.raises(Exception, match="lambda"):
         start(lambda: None)
 
@@ -297,7 +295,7 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(start: Process) -> None:
     process = start(functools.partial(slow_engine, 600.0))
     with pytest.raises(EngineDiedError, match=r"did not finish 'starting' within 0\.5 s"):
         process.wait_ready(0.5)
-    assert is_gone(process.pids[0])
+    assert not lives(process.pids[0])
 
 
 def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> None:
@@ -349,20 +347,17 @@ def test_a_killed_parent_leaves_no_orphan() -> None:
     with script("wait_as_parent()", stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2 and not any(map(is_gone, pids))
+        assert len(pids) == 2 and all(map(lives, pids))
         parent.kill()
         parent.wait(10)
-    deadline = time.monotonic() + START_S
-    while not all(map(is_gone, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(lives, pids)))
 
 
 def test_a_process_that_was_lost_or_forgotten_leaves_neither_words_nor_itself() -> None:
     done = script("kill_one_leave_one()", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words, errors = done.communicate(timeout=2 * START_S)
     assert errors == "" and done.returncode == 0
-    assert is_gone(int(words))
+    assert not lives(int(words))
 
 
 def script(line: str, **options: Any) -> subprocess.Popen:
@@ -372,32 +367,6 @@ def script(line: str, **options: Any) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code + line], **options)
 
 
-def fault_of(process: EngineProcess) -> str:
-    """Look until there is a fault."""
-    looks = iter(range(1000))
-    while (fault := process.fault()) is None:
-        assert next(looks) < 999
-        time.sleep(0.01)
-    return str(fault)
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has ended, reaped or not by whoever inherited it."""
-    try:
-        os.kill(pid, 0)
-        state = state_of(pid)
-    except ProcessLookupError:
-        return True
-    except FileNotFoundError:  # no /proc here, or the process is gone by now
-        return False
-    return state == "Z"
-
-
 def resident_mb_of(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def state_of(pid: int) -> str:
-    """Return the letter that Linux has for a process's state."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

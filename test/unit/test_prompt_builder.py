@@ -207,19 +207,16 @@ def bare_content(content: Any) -> Any:
     return [{k: v for k, v in item.items() if k in ("type", "text")} for item in content]
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
+def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
+    prompt_builder: PromptBuilder,
+) -> None:
+    for item, said in (
         (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of audio is the most"),
         ({**image(64, 64), "min_pixels": 10**12}, r"content\[0\] has \d{9} tokens, and 50 are"),
         ({**video(4, 2.0), "min_pixels": 10**6}, r"content\[0\] has \d{4} tokens, and 50 are"),
-    ],
-)
-def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
-    prompt_builder: PromptBuilder, item: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(PromptTooLongError, match=said):
-        prompt_builder.prompt([user(item)], most_tokens=50)
+    ):
+        with pytest.raises(PromptTooLongError, match=said):
+            prompt_builder.prompt([user(item)], most_tokens=50)
 
 
 def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -227,9 +224,8 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [item for item in items if item["type"] != "text"]
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
+def test_a_malformed_conversation_is_refused_with_its_place(omni: Qwen3Omni) -> None:
+    for messages, said in (
         ([], "the conversation is empty"),
         (" ", "the text to answer is empty"),
         (b"Hello", "messages is a bytes; give a text"),
@@ -262,13 +258,9 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             ],
             r"messages\[1\]\.content\[0\] is audio of role assistant",
         ),
-    ],
-)
-def test_a_malformed_conversation_is_refused_with_its_place(
-    omni: Qwen3Omni, messages: Any, said: str
-) -> None:
-    with pytest.raises(MessageError, match=said):
-        omni.stream(messages)
+    ):
+        with pytest.raises(MessageError, match=said):
+            omni.stream(messages)
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "preprocessor_config.json"])

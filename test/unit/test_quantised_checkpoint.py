@@ -307,9 +307,6 @@ def test_kept_numbers_may_end_in_a_smaller_group(tmp_path: Path) -> None:
     assert torch.equal(form.widen({"a": kept}, "a", weights.shape), weights)
 
 
-# ---- what is not understood
-
-
 @dataclass
 class Edited:
     """A checkpoint in one file, its tensors and its settings, to be changed and written."""

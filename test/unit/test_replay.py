@@ -22,9 +22,6 @@ def port() -> StageProfile:
     return StageProfile.load(PROFILES / "port-167.json")
 
 
-# The port
-
-
 def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) -> None:
     """668 to the first token, 4 x 10.2 to the fifth, 60 of thread, 27 of prefill, 25 frames of 14
     on the cores and 11 beside them but for one step of 5, 122 of code2wav: 1538 ms. The rest is the
@@ -37,24 +34,6 @@ def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) 
     assert shared["ttfb_mean_s"] == pytest.approx(PUBLISHED_TTFB_S, rel=0.1)
     assert shared["ttft_mean_s"] == pytest.approx(0.668)
     assert shared["underruns"] == 0
-
-
-# Ours
-
-
-# Prompts that grow
-
-
-# Cores
-
-
-# Players
-
-
-# Profiles
-
-
-# The command
 
 
 def test_every_line_is_labelled_a_replay(
@@ -72,9 +51,6 @@ def test_every_line_is_labelled_a_replay(
     assert len(results.rows) == len(PLACEMENTS) * (1 + 2 * 2)
     assert len(lines) == 2 + len(results.rows) + 1 + len(results.headlines)
     assert "the port measured 1759" in lines[-4]
-
-
-# A profile of what was measured
 
 
 def test_a_profile_of_measured_stages() -> None:

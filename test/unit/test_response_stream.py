@@ -25,6 +25,8 @@ from qwen3_omni_neuron.serving.realtime.session_config import first_config, resp
 from qwen3_omni_neuron.serving.service import Turnstile
 from testing.scripted_model import ScriptedStream
 
+pytestmark = pytest.mark.anyio
+
 NONE, ONE = ("response.created", "rate_limits.updated"), "Hello"
 EVENTS = [
     *(*NONE, "response.output_item.added", "conversation.item.added"),
@@ -106,68 +108,57 @@ class Replying:
 
 @pytest.mark.parametrize("way", ["lost", "leaves"])
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str) -> None:
+async def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str) -> None:
     """Gone before any event: the connection is lost at it, or it waits for a client that leaves."""
+    reached = asyncio.Event()
 
-    async def run() -> None:
-        reached = asyncio.Event()
-
-        async def seen(kind: str) -> None:
-            if kind == event:
-                reached.set()
-                if way == "lost":
-                    raise OSError("gone")
-                await asyncio.Event().wait()
-
-        async with Replying(ONE) as made:
-            made.seen = seen
-            await reached.wait()
+    async def seen(kind: str) -> None:
+        if kind == event:
+            reached.set()
             if way == "lost":
-                await made.ends()
-            await made.response.end()
-            at = EVENTS.index(event)
-            assert made.sent == EVENTS[: at + 1]
-            if event in NONE:  # the client never saw it
-                assert (made.history.turns, made.history.held) == ([], 0)
-                return
-            assert len(made.history.turns) == 1
-            told = ONE if at >= EVENTS.index("response.output_text.delta") else ""
-            assert made.history.held == made.reply.size == ITEM_BYTES + sys.getsizeof(told)
-            whole = at > EVENTS.index("response.content_part.done")
-            assert made.reply.shown["status"] == ("completed" if whole else "incomplete")
+                raise OSError("gone")
+            await asyncio.Event().wait()
 
-    asyncio.run(run())
+    async with Replying(ONE) as made:
+        made.seen = seen
+        await reached.wait()
+        if way == "lost":
+            await made.ends()
+        await made.response.end()
+        at = EVENTS.index(event)
+        assert made.sent == EVENTS[: at + 1]
+        if event in NONE:  # the client never saw it
+            assert (made.history.turns, made.history.held) == ([], 0)
+            return
+        assert len(made.history.turns) == 1
+        told = ONE if at >= EVENTS.index("response.output_text.delta") else ""
+        assert made.history.held == made.reply.size == ITEM_BYTES + sys.getsizeof(told)
+        whole = at > EVENTS.index("response.content_part.done")
+        assert made.reply.shown["status"] == ("completed" if whole else "incomplete")
 
 
 @pytest.mark.parametrize("texts", [(), (ONE,)])
-def test_a_reply_that_was_made_to_its_end_is_settled_once(texts: tuple[str, ...]) -> None:
-    async def run() -> None:
-        async with Replying(*texts) as made:
-            await made.ends()
-            turns, held = list(made.history.turns), made.history.held
-            assert len(turns) == len(texts)
-            await made.response.end()
-            assert (made.history.turns, made.history.held) == (turns, held)
-
-    asyncio.run(run())
+async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts: tuple[str, ...]) -> None:
+    async with Replying(*texts) as made:
+        await made.ends()
+        turns, held = list(made.history.turns), made.history.held
+        assert len(turns) == len(texts)
+        await made.response.end()
+        assert (made.history.turns, made.history.held) == (turns, held)
 
 
-def test_playback_is_of_the_sound_that_was_sent() -> None:
+async def test_playback_is_of_the_sound_that_was_sent() -> None:
     """At the client's speed, and without the speech of a call, which is left out."""
-
-    async def run() -> None:
-        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-        settings = ResponseSettings(True, False, PCM, 2.0, True, {})
-        async with Replying(ONE, call, settings=settings) as made:
-            await made.ends()
-            assert "response.function_call_arguments.done" in made.sent
-            assert made.response.playback.sent_s == 0.04  # half of one chunk
-
-    asyncio.run(run())
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    settings = ResponseSettings(True, False, PCM, 2.0, True, {})
+    async with Replying(ONE, call, settings=settings) as made:
+        await made.ends()
+        assert "response.function_call_arguments.done" in made.sent
+        assert made.response.playback.sent_s == 0.04  # half of one chunk
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
-def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> None:
+async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> None:
     """The session's thread makes it, or has made it, and can't be stopped."""
     began, go = threading.Event(), threading.Event()
     stream: Any = ScriptedStream((ONE,), False, None)
@@ -180,35 +171,32 @@ def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> N
             go.wait()
             return stream
 
-    async def run() -> None:
-        info = SimpleNamespace(info=SimpleNamespace(thinks=False))
-        service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
-        service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
-        service.rates = SimpleNamespace(count=lambda _: None)
-        service.requests = SimpleNamespace(place=lambda _: nullcontext())
-        service.readers = SimpleNamespace(turn=lambda _: nullcontext())
-        history: Any = Answering()
-        asked: Any = SimpleNamespace(role="user", id="item_1")
-        history.turns.append(asked)
-        nothing: Any = None
-        voices = Voices(())
-        with ThreadPoolExecutor(1) as pool:
-            context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
-            connection = Connection(nothing, pool, service, context, False)
-            items = ConversationItems(connection, nothing, history, history)
-            responses = Responses(connection, items, nothing, voices)
-            configs = first_config("m", voices), response_config(None, voices)
-            starting = asyncio.create_task(responses.start(*configs))
-            await asyncio.to_thread(began.wait)
-            if made:
-                go.set()
-                pool.submit(int).result()  # the event loop has not heard of it yet
-            starting.cancel()
-            await asyncio.wait((starting,))
+    info = SimpleNamespace(info=SimpleNamespace(thinks=False))
+    service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
+    service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
+    service.rates = SimpleNamespace(count=lambda _: None)
+    service.requests = SimpleNamespace(place=lambda _: nullcontext())
+    service.readers = SimpleNamespace(turn=lambda _: nullcontext())
+    history: Any = Answering()
+    asked: Any = SimpleNamespace(role="user", id="item_1")
+    history.turns.append(asked)
+    nothing: Any = None
+    voices = Voices(())
+    with ThreadPoolExecutor(1) as pool:
+        context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
+        connection = Connection(nothing, pool, service, context, False)
+        items = ConversationItems(connection, nothing, history, history)
+        responses = Responses(connection, items, nothing, voices)
+        configs = first_config("m", voices), response_config(None, voices)
+        starting = asyncio.create_task(responses.start(*configs))
+        await asyncio.to_thread(began.wait)
+        if made:
             go.set()
-            await responses.close()
-            left = await connection.in_thread(lambda: (history.turns, history.held))
-            assert left == ([asked], 0)
-            assert not list(stream._events), "its stream is closed"
-
-    asyncio.run(run())
+            pool.submit(int).result()  # the event loop has not heard of it yet
+        starting.cancel()
+        await asyncio.wait((starting,))
+        go.set()
+        await responses.close()
+        left = await connection.in_thread(lambda: (history.turns, history.held))
+        assert left == ([asked], 0)
+        assert not list(stream._events), "its stream is closed"

@@ -45,19 +45,16 @@ def test_raw_samples_are_saved_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "a.pcm").read_bytes() == pcm16(SOUND)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    for name, said in (
         ("a.txt", r"ends with \.txt.*\.wav, \.mp3"),
         ("a", "has no ending"),
         ("missing/a.wav", "No such file or directory.*folder that exists"),
         ("a\0.wav", "embedded null byte"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_named(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=said):
-        result_of().save(tmp_path / name)
-    assert not list(tmp_path.iterdir())
+    ):
+        with pytest.raises(OutputError, match=said):
+            result_of().save(tmp_path / name)
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_reply_without_speech_is_neither_saved_nor_played(tmp_path: Path) -> None:

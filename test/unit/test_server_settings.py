@@ -12,9 +12,8 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_wrong_settings_are_refused() -> None:
+    for wrong, said in (
         ({"model_name": ""}, "model_name must be a name .* got ''"),
         ({"tls_cert": Path("cert.pem")}, "TLS needs both --tls-cert and --tls-key"),
         ({"max_body_bytes": 0}, "max_body_bytes must be an integer of 1 or more"),
@@ -28,11 +27,9 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
         ({"max_media": "3"}, "max_media must be an integer of 0 or more, got '3'."),
         ({"max_media": True}, "max_media must be an integer of 0 or more, got True."),
         ({"media_hosts": "a"}, "media_hosts must be a list of texts, got 'a'."),
-    ],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        ServerSettings(**wrong)
+    ):
+        with pytest.raises(OptionError, match=said):
+            ServerSettings(**wrong)
 
 
 def test_a_setting_is_given_by_its_flag_or_has_its_default() -> None:

@@ -75,27 +75,24 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
     assert all(json.loads(call.arguments) == {"a": [1]} for call in calls)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_a_call_that_is_malformed_is_never_content() -> None:
+    for body in (
         *("{</tool_call>x", '{"name": 1, "arguments": {}}</tool_call>'),
         *('{"name": "\\ud800", "arguments": {}}</tool_call>', "[" * 9999 + "</tool_call>"),
         *('{"name": "f"}</tool_call>', "[]</tool_call>"),
         # Numbers that Python reads and JSON does not have.
         *('{"name": "f", "arguments": {"a": ' + n + "}}</tool_call>" for n in ("NaN", "1e999")),
-    ],
-)
-def test_a_call_that_is_malformed_is_never_content(body: str) -> None:
-    split = ReplyText(False, True)
-    assert split.push("One. <tool_call>") == [Content("One. ")]
-    with pytest.raises(ToolCallError):
-        split.push(body)
-        split.finish(at_limit=True)
+    ):
+        split = ReplyText(False, True)
+        assert split.push("One. <tool_call>") == [Content("One. ")]
+        with pytest.raises(ToolCallError):
+            split.push(body)
+            split.finish(at_limit=True)
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
+def test_a_call_that_is_cut_off_has_what_was_written_of_its_arguments() -> None:
+    """None of it is told where a stop string cuts it off: nobody has asked for half a call."""
+    for body, arguments in (
         *[("", None), ('{"name": "f"', None), ('{"name": "f", "arguments": ', None)],
         *[('{"arguments": {"a": 1}', None), ('{"name": "\\ud800", "arguments": {', None)],
         *[
@@ -107,20 +104,15 @@ def test_a_call_that_is_malformed_is_never_content(body: str) -> None:
             ('{"name": "f", "arguments": {"a": 1}}\n</', '{"a": 1}'),
         ],
         ('{"name": "f", "arguments": ' + '{"a":' * 9999, '{"a":' * 9999),
-    ],
-)
-def test_a_call_that_is_cut_off_has_what_was_written_of_its_arguments(
-    body: str, arguments: str | None
-) -> None:
-    """None of it is told where a stop string cuts it off: nobody has asked for half a call."""
-    for at_limit in (False, True):
-        split = ReplyText(False, True)
-        assert split.push(f"One. <tool_call>{body}") == [Content("One. ")]
-        calls = split.finish(at_limit=at_limit)
-        assert at_limit or not calls
-    assert [(c.name, c.arguments, c.complete) for c in calls if isinstance(c, Call)] == (
-        [] if arguments is None else [("f", arguments, False)]
-    )
+    ):
+        for at_limit in (False, True):
+            split = ReplyText(False, True)
+            assert split.push(f"One. <tool_call>{body}") == [Content("One. ")]
+            calls = split.finish(at_limit=at_limit)
+            assert at_limit or not calls
+        assert [(c.name, c.arguments, c.complete) for c in calls if isinstance(c, Call)] == (
+            [] if arguments is None else [("f", arguments, False)]
+        )
 
 
 def test_ids_differ_from_whatever_thread_they_come() -> None:

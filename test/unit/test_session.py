@@ -237,9 +237,8 @@ def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni: Qwen3Omni
             session.heard(0)
 
 
-@pytest.mark.parametrize(
-    ("piece", "rate", "said"),
-    [
+def test_a_refused_piece_of_sound_changes_nothing(omni: Qwen3Omni) -> None:
+    for piece, rate, said in (
         (np.zeros(5), 8000, "has 8000 Hz, and the clip's pieces before it 16000 Hz. End the clip"),
         (np.zeros((5, 2)), 16000, "has 2 channels, and those before it 1"),
         (np.array([0.1, np.nan]), 16000, "1 of 2 samples are NaN or larger"),
@@ -247,20 +246,16 @@ def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni: Qwen3Omni
         (["a"], 16000, "is an array of"),
         (np.zeros(5), None, "is audio without its sampling_rate"),
         (np.zeros(5), 16, "understood. Give the rate in Hz"),
-    ],
-)
-def test_a_refused_piece_of_sound_changes_nothing(
-    omni: Qwen3Omni, piece: Any, rate: Any, said: str
-) -> None:
-    clip = tone(0.5)
-    with omni.session() as session:
-        session.append_audio(clip[:4000], 16000)
-        with pytest.raises(AudioError, match=said):
-            session.append_audio(piece, rate)
-        session.append_audio(clip[4000:], 16000)
-        session.append("?")
-        expected = [user({"type": "audio", "audio": (clip, 16000)}, text("?"))]
-        assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(expected))
+    ):
+        clip = tone(0.5)
+        with omni.session() as session:
+            session.append_audio(clip[:4000], 16000)
+            with pytest.raises(AudioError, match=said):
+                session.append_audio(piece, rate)
+            session.append_audio(clip[4000:], 16000)
+            session.append("?")
+            expected = [user({"type": "audio", "audio": (clip, 16000)}, text("?"))]
+            assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(expected))
 
 
 def test_refused_content_changes_nothing(omni: Qwen3Omni) -> None:
@@ -435,20 +430,18 @@ def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:
             session.set_options(thinker_max_new_token=2)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("literal", [False, True])
-@pytest.mark.parametrize("name", ["<|audio_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>"])
-def test_a_reply_that_spells_a_special_token_is_only_words(
-    omni: Qwen3Omni, name: str, literal: bool
-) -> None:
+def test_a_reply_that_spells_a_special_token_is_only_words(omni: Qwen3Omni) -> None:
     """A model may write the name in other tokens; the next turn has them, not the special one."""
-    with omni.session(literal_text=literal, **SHORT) as session:
-        session.append_audio(tone(0.4), 16000)
-        session.commit()
-        reply = Reply(False, BYTES_PER_S)
-        reply.add(TextDelta(f"a {name} b", [1]))
-        session.insert(reply)
-        session.append("Go on.")
-        ids = prompt_of(session).token_ids.tolist()
-        plain = omni.prompt_builder.encode_words(f"a {name} b")
-        assert any(ids[i : i + len(plain)] == plain for i in range(len(ids)))
-        assert last(session.respond()).text
+    for literal in (False, True):
+        for name in ("<|audio_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>"):
+            with omni.session(literal_text=literal, **SHORT) as session:
+                session.append_audio(tone(0.4), 16000)
+                session.commit()
+                reply = Reply(False, BYTES_PER_S)
+                reply.add(TextDelta(f"a {name} b", [1]))
+                session.insert(reply)
+                session.append("Go on.")
+                ids = prompt_of(session).token_ids.tolist()
+                plain = omni.prompt_builder.encode_words(f"a {name} b")
+                assert any(ids[i : i + len(plain)] == plain for i in range(len(ids)))
+                assert last(session.respond()).text

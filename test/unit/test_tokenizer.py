@@ -31,24 +31,6 @@ TEXTS = [
     "\u4f60\u597d \U0001f600\u200d\U0001f525 \u0927\u094d\u092f",
 ]
 PIECES = st.one_of(st.text(max_size=12), st.sampled_from(SPECIAL_TOKENS), st.just(" the one"))
-MESSAGES = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "audio"}]},
-]
-# What the released templates use beside loops: namespaces, filters, tests, trimmed blocks.
-TEMPLATE = """\
-{%- set ns = namespace(count=0) %}
-{%- for message in messages %}
-    {%- set ns.count = ns.count + 1 %}
-    {%- if message.role == 'system' %}{% continue %}{% endif %}
-    {% if message.content is string %}
-  {{ message.content.strip() }}
-    {% else %}
-{{ message | tojson }}{{ dict(a='<b>') | tojson(indent=1) }}{{ eos_token }}{{ audio_bos_token }}
-    {% endif %}
-{%- endfor %}
-{{ ns.count }} of {{ messages | length }}{% if tools %} tools{% endif %}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -142,28 +124,6 @@ def test_files_that_cannot_be_used_are_refused(
         (tmp_path / name).write_text(broken)
     with pytest.raises(CheckpointError, match=f"{tmp_path} has no usable tokenizer"):
         Tokenizer(tmp_path)
-
-
-def template(folder: Path, tokenizer: Tokenizer, text: str) -> ChatTemplate:
-    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
-    return ChatTemplate(folder, tokenizer)
-
-
-def test_a_template_gives_what_it_gives_in_transformers(
-    ours: Tokenizer, theirs: Any, tmp_path: Path
-) -> None:
-    expected = theirs.apply_chat_template(
-        MESSAGES, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True
-    )
-    assert template(tmp_path, ours, TEMPLATE).render(MESSAGES) == expected
-
-
-@pytest.mark.parametrize("text", ["{% for %}", "{{ messages | no_such_filter }}"])
-def test_a_template_that_cannot_be_compiled_is_refused(
-    ours: Tokenizer, tmp_path: Path, text: str
-) -> None:
-    with pytest.raises(CheckpointError, match="no usable chat template"):
-        template(tmp_path, ours, text)
 
 
 def test_the_shipped_template_takes_tools_and_prompts_without_them_are_as_trained(

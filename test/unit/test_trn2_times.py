@@ -23,9 +23,6 @@ def calls(token_s: float, step_s: float, predict_s: float, vocoder_s: float) -> 
     return Calls(0.007, 0.021, token_s, speech)
 
 
-# The calls of the question, and the numbers of a table
-
-
 def columns(text: str, first: str) -> dict[str, list[str]]:
     """Cells of the table whose head begins so, by the first cell of each row."""
     lines = text[text.index(first) :].split("\n\n", maxsplit=1)[0].splitlines()

@@ -203,9 +203,8 @@ def test_the_items_own_sound_is_what_is_heard() -> None:
 VIDEO = make_video(audio="aac")
 
 
-@pytest.mark.parametrize(
-    ("video", "item", "said"),
-    [
+def test_what_cannot_be_seen_is_refused() -> None:
+    for video, item, said in (
         (None, {}, 'no "video"'),
         ("/nowhere/x.mp4", {}, "does not exist"),
         (b"", {}, "0 bytes"),
@@ -230,11 +229,9 @@ VIDEO = make_video(audio="aac")
         (np.zeros((2, 1, 201, 3), np.uint8), {"fps": 1}, "201.0 times"),
         (object(), {"fps": 1}, "neither a path, bytes nor frames, but object"),
         (5, {"fps": 1}, "but int"),
-    ],
-)
-def test_what_cannot_be_seen_is_refused(video: Any, item: Any, said: str) -> None:
-    with pytest.raises(VideoError, match=rf"(?s)^here.*{said}"):
-        load(video, audio_rate=RATE, **item)
+    ):
+        with pytest.raises(VideoError, match=rf"(?s)^here.*{said}"):
+            load(video, audio_rate=RATE, **item)
 
 
 def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:

@@ -34,27 +34,23 @@ def smart_nframes(total: int, video_fps: float, **given: Any) -> int:
     return math.floor(wanted / 2) * 2
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"fps": fps} for fps in (0.5, 1, 3, 7.5, 10.4, 29, 30, 100)),
-        *({"min_frames": least} for least in (2, 3, 4, 5, 6, 39, 40, 41, 200)),
-        *({"max_frames": most, "fps": 30} for most in (2, 3, 4, 9, 39, 40, 1000)),
-        {"min_frames": 5, "max_frames": 8, "fps": 1},
-        *({"nframes": n} for n in (2, 3, 4, 5, 7, 8, 11, 13, 39, 40)),
-    ],
-    ids=str,
-)
-def test_frames_are_as_many_as_qwen_omni_utils_takes(given: dict[str, float]) -> None:
+def test_frames_are_as_many_as_qwen_omni_utils_takes() -> None:
     """And they are spread as transformers' processor spreads them, floor(k * total / n).
 
     qwen-omni-utils spreads them from the first frame to the last, round(k * (total - 1) / (n - 1)),
     which is not at the times that the positions of the prompt say.
     """
-    video = load(**given)
-    n = smart_nframes(40, 30, **given)
-    assert frame_numbers(video.frames) == [k * 40 // n for k in range(n)]
-    assert video.fps == pytest.approx(n / (40 / 30))  # its sample_fps
+    for given in (
+        *({"fps": fps} for fps in (0.5, 1, 3, 7.5, 10.4, 29, 30, 100)),
+        *({"min_frames": least} for least in (2, 3, 4, 5, 6, 39, 40, 41, 200)),
+        *({"max_frames": most, "fps": 30} for most in (2, 3, 4, 9, 39, 40, 1000)),
+        {"min_frames": 5, "max_frames": 8, "fps": 1},
+        *({"nframes": n} for n in (2, 3, 4, 5, 7, 8, 11, 13, 39, 40)),
+    ):
+        video = load(**given)
+        n = smart_nframes(40, 30, **given)
+        assert frame_numbers(video.frames) == [k * 40 // n for k in range(n)]
+        assert video.fps == pytest.approx(n / (40 / 30))  # its sample_fps
 
 
 @pytest.mark.parametrize(
@@ -78,23 +74,18 @@ def test_of_a_part_the_frames_are_seen_that_begin_in_it(
     assert video.fps == pytest.approx(n / total * 30)
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "shown"),
-    [
+def test_of_a_part_at_a_variable_rate_the_frame_on_the_screen_is_seen() -> None:
+    for start, end, shown in (
         (0.5, 1.05, [5, 5]),  # the frame on the screen at 0.5 s has begun before
         (0.02, 1.1, [2, 5, 5, 5]),
         (1.05, 3.95, [6, 7, 7, 8]),
         (2.0, None, [7, 7]),
         (0.055, 0.5, [5]),
-    ],
-)
-def test_of_a_part_at_a_variable_rate_the_frame_on_the_screen_is_seen(
-    start: float, end: float | None, shown: list[int]
-) -> None:
-    video = load(VARIABLE, fps=0.1, video_start=start, video_end=end)
-    assert frame_numbers(video.frames) == shown
-    length = min(end or 9, 3.933) - start
-    assert video.fps == pytest.approx(len(shown) / length, abs=1e-3)
+    ):
+        video = load(VARIABLE, fps=0.1, video_start=start, video_end=end)
+        assert frame_numbers(video.frames) == shown
+        length = min(end or 9, 3.933) - start
+        assert video.fps == pytest.approx(len(shown) / length, abs=1e-3)
 
 
 def test_a_part_is_decoded_from_the_keyframe_before_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +145,13 @@ def test_the_header_that_is_checked_is_the_parts() -> None:
     assert told == [VideoHeader(4, 48, 64, pytest.approx(16 / 30), 0.0)]
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
+def test_what_the_file_does_not_have_is_refused() -> None:
+    """A value that is wrong for any file is refused before: see prompt.media.fields."""
+    for item, said in (
         ({"nframes": 42}, r"nframes 42, and there are 40 frames\. Give fewer, or fps"),
         ({"nframes": 20, "video_end": 0.5}, "nframes 20, and there are 16 frames"),
         ({"min_frames": 1000}, "min_frames 1000, and max_frames is 768"),
         ({"video_start": 1.5}, "video_start 1.5, and the video lasts 1.33 s"),
-    ],
-    ids=str,
-)
-def test_what_the_file_does_not_have_is_refused(item: dict[str, Any], said: str) -> None:
-    """A value that is wrong for any file is refused before: see prompt.media.fields."""
-    with pytest.raises(VideoError, match=f"^here.*{said}"):
-        load(**item)
+    ):
+        with pytest.raises(VideoError, match=f"^here.*{said}"):
+            load(**item)

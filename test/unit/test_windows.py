@@ -122,13 +122,11 @@ def test_for_text_alone_a_short_sound_is_one_window_whatever_its_pauses() -> Non
     assert times(cut(longer, 30.0, timed=False)) == [(9.0, 11.0), (20.0, 21.0)]
 
 
-@pytest.mark.parametrize("timed", [True, False])
-@pytest.mark.parametrize("seconds", [0, 0.03, 7, 8.5, 100])
-@pytest.mark.parametrize("db", [-300, -72, -50])
-def test_silence_and_soft_steady_noise_have_no_windows(
-    seconds: float, db: float, timed: bool
-) -> None:
-    assert cut(noise(seconds, db), timed=timed) == []
+def test_silence_and_soft_steady_noise_have_no_windows() -> None:
+    for timed in (True, False):
+        for seconds in (0, 0.03, 7, 8.5, 100):
+            for db in (-300, -72, -50):
+                assert cut(noise(seconds, db), timed=timed) == []
 
 
 @pytest.mark.parametrize("db", [-40, -10])

@@ -121,7 +121,7 @@ class _Progress:
 class Device:
     """Spends the time of each engine call, in the thread that makes it.
 
-    The timed engines call `on_call`. A reply has at least behaviour.start_after tokens.
+    The timed engines call `on_call`. A reply has at least the behaviour's start_after tokens.
     """
 
     def __init__(

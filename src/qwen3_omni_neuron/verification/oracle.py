@@ -57,7 +57,7 @@ class Reference:
 
     @property
     def thinker_model(self) -> Any:
-        """Module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
+        """Module that holds embed_tokens, layers and norm (4.x: `model` of the thinker)."""
         inner = self.model.thinker.model
         return getattr(inner, "language_model", inner)
 
