@@ -296,9 +296,7 @@ def test_int4_answers_as_the_reference_over_its_weights(
             assert len(ours.codes) == 15
 
 
-def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(
-    checkpoint: Path, omni: Qwen3Omni, tmp_path: Path
-) -> None:
+def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(omni: Qwen3Omni, tmp_path: Path) -> None:
     """Asked for by name: `auto` takes float32 for it. Its reply is the rounded checkpoint's."""
     wide = write_tiny_checkpoint(tmp_path / "wide", seed=1, dtype="float32")
     limits: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, **GREEDY}

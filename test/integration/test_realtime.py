@@ -244,7 +244,7 @@ TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 CALLED = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
 
 
-def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_tools(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply's text before a call is spoken, the call an item; its result goes to the model."""
     asked: list[Any] = []
 

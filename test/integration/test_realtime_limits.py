@@ -318,7 +318,7 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("way", ["closes", "vanishes", "vanishes in an answer"])
-def test_a_session_is_freed_as_it_ends(omni: Qwen3Omni, server: Server, way: str) -> None:
+def test_a_session_is_freed_as_it_ends(server: Server, way: str) -> None:
     """Not when the garbage collector comes: hundreds of conversations end before that."""
     keep_all()  # so that few objects are looked through
     gc.disable()

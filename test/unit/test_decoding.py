@@ -241,9 +241,7 @@ def refuse(measured: Measured) -> None:
     raise RefusedError(measured)
 
 
-def test_the_budget_is_asked_before_anything_is_decoded(
-    shared: SharedPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_budget_is_asked_before_anything_is_decoded(shared: SharedPool) -> None:
     for job, measured in (
         # 600 s of silence: 1 kB that becomes 38 MB.
         (

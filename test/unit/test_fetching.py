@@ -217,7 +217,7 @@ def test_the_deadline_begins_before_the_look_up_of_the_name(port: int) -> None:
     ends.set()
 
 
-def test_a_handshake_has_the_deadline_of_the_whole(port: int) -> None:
+def test_a_handshake_has_the_deadline_of_the_whole() -> None:
     """A peer that sends a byte of it now and then would extend a timeout of each read."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

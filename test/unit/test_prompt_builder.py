@@ -176,9 +176,7 @@ def test_prompts_with_media_are_the_references(
         assert [list(v.grid) for v in prompt.images] == theirs["image_grid_thw"].tolist()
 
 
-def test_results_of_tools_are_read_in_the_order_of_their_calls(
-    prompt_builder: PromptBuilder,
-) -> None:
+def test_results_of_tools_are_read_in_the_order_of_their_calls() -> None:
     """Ids of calls tell the order: a prompt has none."""
     function = {"name": "add", "arguments": "{}"}
     calls = [{"id": name, "type": "function", "function": function} for name in "abc"]

@@ -208,9 +208,7 @@ def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) 
     assert len(early.images) == 1
 
 
-def test_the_prompt_of_a_possible_end_is_computed_ahead(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prompt_of_a_possible_end_is_computed_ahead(omni: Qwen3Omni) -> None:
     """All rows but one are there when it was; and where it goes on, nothing is different."""
     clip = tone(1.0)
     with omni.session("Be brief.", **SHORT) as session:
