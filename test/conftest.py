@@ -81,7 +81,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def seeds_of_a_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def seeds_of_a_test(request, monkeypatch) -> None:
     """Lets requests without a seed draw the same in every run of a test: some draw the end at once.
 
     Those of other processes draw at random still.
@@ -98,7 +98,7 @@ def judge() -> "Judge":
 
 
 @pytest.fixture(scope="session")
-def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
+def checkpoint_of_seed(tmp_path_factory) -> CheckpointMaker:
     """A tiny checkpoint by its seed."""
     made: dict[int, Path] = {}
 
@@ -111,7 +111,7 @@ def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMa
 
 
 @pytest.fixture(scope="session")
-def omni_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[Callable[[int], Qwen3Omni]]:
+def omni_of_seed(checkpoint_of_seed) -> Iterator[Callable[[int], Qwen3Omni]]:
     """Ours over a tiny checkpoint, in float32, by its seed."""
     made: dict[int, Qwen3Omni] = {}
 
@@ -127,9 +127,7 @@ def omni_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[Callable[[int]
 
 
 @pytest.fixture(scope="session")
-def both_of_seed(
-    checkpoint_of_seed: CheckpointMaker, omni_of_seed: Callable[[int], Qwen3Omni]
-) -> BothMaker:
+def both_of_seed(checkpoint_of_seed, omni_of_seed) -> BothMaker:
     """Ours and the oracle over one tiny checkpoint, in float32, by its seed."""
     # Of transformers, which takes seconds: pytest-xdist's own process runs no test.
     from qwen3_omni_neuron.verification.oracle import Reference
@@ -145,29 +143,29 @@ def both_of_seed(
 
 
 @pytest.fixture(scope="session")
-def checkpoint(checkpoint_of_seed: CheckpointMaker) -> Path:
+def checkpoint(checkpoint_of_seed) -> Path:
     return checkpoint_of_seed(1)
 
 
 @pytest.fixture(scope="session")
-def config(checkpoint: Path) -> OmniConfig:
+def config(checkpoint) -> OmniConfig:
     return read_config(checkpoint)
 
 
 @pytest.fixture(scope="session")
-def models(checkpoint: Path, config: OmniConfig) -> Models:
+def models(checkpoint, config) -> Models:
     """Our modules in float32."""
     return load_models(Checkpoint(checkpoint), config, torch.float32)
 
 
 @pytest.fixture(scope="session")
-def reference(both_of_seed: BothMaker) -> "Reference":
+def reference(both_of_seed) -> "Reference":
     """The oracle in float32."""
     return both_of_seed(1)[1]
 
 
 @pytest.fixture(scope="session")
-def omni(omni_of_seed: Callable[[int], Qwen3Omni]) -> Qwen3Omni:
+def omni(omni_of_seed) -> Qwen3Omni:
     """Ours in float32, with three slots."""
     return omni_of_seed(1)
 
@@ -180,7 +178,7 @@ def speaking() -> Iterator[Qwen3Omni]:
 
 
 @pytest.fixture
-def slow_steps(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_steps(omni, monkeypatch) -> None:
     """Makes each step of `omni` 3 ms longer: a long reply still runs when a busy machine looks."""
     engines = omni._pipeline._engines
     for engine in (engines.thinker, engines.talker):
@@ -193,7 +191,7 @@ def _slow_step(step: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def bare(checkpoint) -> Iterator[Qwen3Omni]:
     """Ours as `omni`, without the prefix cache: a test may call engines past the runtime."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
         yield omni
@@ -203,7 +201,7 @@ def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> "Iterator[Server]":
+def server(omni) -> "Iterator[Server]":
     """A server over `omni`, with the settings that it has by default."""
     from testing.http_server import serving
 
@@ -212,7 +210,7 @@ def server(omni: Qwen3Omni) -> "Iterator[Server]":
 
 
 @pytest.fixture(scope="module")
-def client(server: "Server") -> "Iterator[OpenAI]":
+def client(server) -> "Iterator[OpenAI]":
     """OpenAI's client of the module's server."""
     from testing.http_server import client_of
 
@@ -221,7 +219,7 @@ def client(server: "Server") -> "Iterator[OpenAI]":
 
 
 @pytest.fixture
-def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
+def simulate(config) -> Iterator[Callable[..., Simulation]]:
     """Makes simulations, and closes them."""
     made: list[Simulation] = []
 
@@ -235,7 +233,7 @@ def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """240 kB: three models of six of a tree of testing.made_trees."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -46,7 +46,7 @@ DIALOGUE_S = 90.0
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
-def client(request: pytest.FixtureRequest) -> str:
+def client(request) -> str:
     """The name of a client that is to be tested."""
     name = str(request.param)
     if name not in os.environ.get("TEST_CLIENTS", "").split():
@@ -55,7 +55,7 @@ def client(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def program(client: str) -> list[str]:
+def program(client) -> list[str]:
     """A client's program, in its environment."""
     file, commands = Path(CLIENTS[client]), ROOT / f".venv-clients-{client}" / "bin"
     if file.suffix == ".cjs":
@@ -64,7 +64,7 @@ def program(client: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def certificate(client: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def certificate(client, tmp_path_factory) -> dict[str, Path]:
     """The server's certificate and its key, for a client that speaks TLS alone."""
     if client != "openai-node":
         return {}
@@ -73,7 +73,7 @@ def certificate(client: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clips(tmp_path_factory) -> Path:
     """The clips that are spoken, at the microphone's rate."""
     folder = tmp_path_factory.mktemp("clips")
     dice = random.Random(1)
@@ -97,10 +97,7 @@ def heard(turn: Any) -> bool:
 
 
 @pytest.fixture
-def server(
-    certificate: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Server]:
+def server(certificate, monkeypatch) -> Iterator[Server]:
     """A server whose first answer to speech calls the tool."""
     real = Session.respond
 
@@ -120,9 +117,7 @@ def server(
         yield running
 
 
-def test_a_spoken_dialogue(
-    client: str, program: list[str], certificate: dict[str, Path], server: Server, clips: Path
-) -> None:
+def test_a_spoken_dialogue(client, program, certificate, server, clips) -> None:
     environment = {**os.environ, "NODE_PATH": str(ROOT / f".venv-clients-{client}/node_modules")}
     scheme = "http"
     if certificate:

@@ -86,7 +86,7 @@ def made_by(name: str, program: str, *arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "program", "way"), DIALOGUES)
-def test_a_dialogue_with_a_tool(name: str, program: str, way: str, server: Server) -> None:
+def test_a_dialogue_with_a_tool(name, program, way, server) -> None:
     made = made_by(name, program, url_of(server), way)
     assert made["calls"] == [{"word": "sky"}]
     assert made["answers"] == ["red", "six"]
@@ -97,6 +97,6 @@ def test_a_dialogue_with_a_tool(name: str, program: str, way: str, server: Serve
 
 
 @pytest.mark.parametrize("way", ("chat", "responses"))
-def test_a_dialogue_of_a_load_test_without_tools(way: str, server: Server) -> None:
+def test_a_dialogue_of_a_load_test_without_tools(way, server) -> None:
     made = made_by("evalscope", "evalscope_command", url_of(server), way)
     assert made == {"answers": ["six", "eight"], "replies": 3}

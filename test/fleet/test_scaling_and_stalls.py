@@ -84,9 +84,7 @@ def stages_of(process: int) -> list[int]:
 
 
 @pytest.mark.parametrize("stopped", ["stages", "replica"])
-def test_a_replica_that_makes_no_progress_is_replaced(
-    fleet: Cluster, stopped: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replica_that_makes_no_progress_is_replaced(fleet, stopped, capsys) -> None:
     """Its stream ends with an error; its request that has not begun is answered elsewhere."""
     with fleet.client(retries=RETRIES) as client, ThreadPoolExecutor(3) as pool:
         stream = Endless(client, stopped)
@@ -130,7 +128,7 @@ def alive(process: int) -> bool:
 
 
 def test_the_policy_adds_a_replica_under_load_and_takes_it_away_after_it(
-    fleet: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet, tmp_path, capsys
 ) -> None:
     file = tmp_path / "decisions"
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,14 +91,14 @@ ANSWERS = 24  # of the load, before something is done
 
 
 @pytest.fixture(scope="module")
-def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def omni(checkpoint) -> Iterator[Qwen3Omni]:
     """The same as in other tests, without the oracle beside it: no test here asks transformers."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def fleet(checkpoint: Path) -> Iterator[Cluster]:
+def fleet(checkpoint) -> Iterator[Cluster]:
     with cluster() as made:
         limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
         made.plan("tiny", 2, model=str(checkpoint), max_concurrency=3, **ARGS, **limits)
@@ -110,18 +109,18 @@ def fleet(checkpoint: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def server(fleet: Cluster) -> Any:
+def server(fleet) -> Any:
     return fleet.server(MODEL)
 
 
 @pytest.fixture(scope="module")
-def client(fleet: Cluster, omni: Qwen3Omni) -> Iterator[OpenAI]:
+def client(fleet, omni) -> Iterator[OpenAI]:
     with fleet.client() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def speaking(fleet: Cluster) -> Iterator[OpenAI]:
+def speaking(fleet) -> Iterator[OpenAI]:
     with fleet.client(PREFIX) as made:
         yield made
 
@@ -153,7 +152,7 @@ def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
     return parsed.choices[0].message.content, cached, answer.headers["x-replica"]
 
 
-def test_a_response_is_found_by_its_id_alone(client: OpenAI) -> None:
+def test_a_response_is_found_by_its_id_alone(client) -> None:
     """Each is at one of two replicas."""
     for number in range(6):
         asked: Any = {"model": MODEL, "max_output_tokens": 2}
@@ -165,7 +164,7 @@ def test_a_response_is_found_by_its_id_alone(client: OpenAI) -> None:
         client.responses.delete(first.id)
 
 
-def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluster) -> None:
+def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet) -> None:
     with fleet.client(PREFIX, retries=RETRIES) as client:
         homes, turns_of, rows = {}, {}, {}
         for number in range(SESSIONS):
@@ -198,7 +197,7 @@ def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluste
     fleet.wait_for(NAME, 3)
 
 
-def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
+def test_all_replicas_figures_are_in_one_scrape(fleet) -> None:
     names = set(fleet.replicas(NAME))
 
     def shown() -> bool:
@@ -232,9 +231,7 @@ def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
     return stream, answer.headers["x-replica"]
 
 
-def test_a_death_and_a_drain_under_load_lose_no_request(
-    fleet: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_death_and_a_drain_under_load_lose_no_request(fleet, capsys) -> None:
     """Three replicas, one killed and one drained.
 
     One client goes on from the beginning to the end. The others rest while a replica starts, which
@@ -279,7 +276,7 @@ a new replica after {recovery_s:.1f} s, under load
         sys.stdout.write(figures)
 
 
-def test_two_applications_have_cores_of_their_own(fleet: Cluster) -> None:
+def test_two_applications_have_cores_of_their_own(fleet) -> None:
     fleet.plan("two", 1, "/two", **ARGS, neuron_cores=6)
     fleet.deploy("one", 1, "/one", **ARGS, neuron_cores=8)
     fleet.wait_for("one", 1)
@@ -289,7 +286,7 @@ def test_two_applications_have_cores_of_their_own(fleet: Cluster) -> None:
     assert len(set().union(*cores)) == 14
 
 
-def test_a_drain_tells_open_sessions_and_ends_them_in_time(fleet: Cluster) -> None:
+def test_a_drain_tells_open_sessions_and_ends_them_in_time(fleet) -> None:
     server = fleet.server(MODEL, PREFIX)
     with calling(server) as idle, calling(server) as busy:
         busy.update(**LONG, seed=14)  # 3999 frames, where others have fifty
@@ -312,7 +309,7 @@ def test_a_drain_tells_open_sessions_and_ends_them_in_time(fleet: Cluster) -> No
         assert time.monotonic() - told_s < DRAIN_S + CUT_S
 
 
-def test_the_command_line_serves_what_a_yaml_says(fleet: Cluster, tmp_path: Path) -> None:
+def test_the_command_line_serves_what_a_yaml_says(fleet, tmp_path) -> None:
     """Last: the cluster has only the applications of that YAML then, and none when it ends."""
     config = yaml.safe_load((ROOT / "deploy" / "ray" / "cpu.yaml").read_text(encoding="utf-8"))
     config["http_options"]["port"] = fleet.port

@@ -1,14 +1,11 @@
 """Compiled lengths: what is padded to one gives what it gives alone."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import IMAGE, audio, text, user, video
@@ -20,12 +17,12 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 
 
 @pytest.fixture(scope="module")
-def exact(checkpoint: Path, config: OmniConfig) -> Engines:
+def exact(checkpoint, config) -> Engines:
     return cpu_engines(engine_spec(checkpoint))
 
 
 @pytest.fixture(scope="module")
-def bucketed(checkpoint: Path, config: OmniConfig) -> Engines:
+def bucketed(checkpoint, config) -> Engines:
     return cpu_engines(engine_spec(checkpoint, patch_buckets=(20, 40)))
 
 
@@ -55,9 +52,7 @@ def assert_alike(exact: Engines, bucketed: Engines, prompt: Prompt) -> None:
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_padded_frames_give_what_they_give_alone(
-    exact: Engines, bucketed: Engines, checkpoint: Path, config: OmniConfig
-) -> None:
+def test_padded_frames_give_what_they_give_alone(exact, bucketed, checkpoint, config) -> None:
     prompt_builder = PromptBuilder(checkpoint, config)
     message = user(text("See"), IMAGE, audio(1.2), video(4, 2.0), text("and tell."))
     assert_alike(exact, bucketed, prompt_builder.prompt([message]))

@@ -32,9 +32,7 @@ SHORT = [
 ]
 
 
-def test_speak_writes_text_and_a_wav(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_speak_writes_text_and_a_wav(checkpoint, tmp_path, capsys) -> None:
     out = tmp_path / "o.wav"
     status = main(
         [
@@ -55,9 +53,7 @@ def test_speak_writes_text_and_a_wav(
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
 
 
-def test_speak_takes_media_in_the_order_they_are_named(
-    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_speak_takes_media_in_the_order_they_are_named(omni, checkpoint, tmp_path, capsys) -> None:
     files = {"image": tmp_path / "a.png", "video": tmp_path / "b.mp4", "audio": QUESTION_WAV}
     noise_image(96, 64).save(files["image"])
     files["video"].write_bytes(make_video(audio="aac"))
@@ -83,7 +79,7 @@ def test_speak_takes_media_in_the_order_they_are_named(
 
 
 @pytest.mark.usefixtures("warm_commands")
-def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint, tmp_path) -> None:
     """For a pipe into a player: 16-bit little-endian PCM, those of the WAV, and nothing else."""
     speak = ["-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--model", str(checkpoint), *SHORT]
     piped = subprocess.run(
@@ -100,7 +96,7 @@ def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Pa
     assert np.abs(np.frombuffer(piped.stdout, "<i2") - samples).max() <= 1
 
 
-def test_a_player_that_leaves_ends_the_command_without_a_word(checkpoint: Path) -> None:
+def test_a_player_that_leaves_ends_the_command_without_a_word(checkpoint) -> None:
     command = f"{sys.executable} -m qwen3_omni_neuron.cli speak Hello --out - --model {checkpoint} "
     done = subprocess.run(
         f"{command} {' '.join(SHORT[:2])} --talker-max-new-tokens 400 --seed 0 | head -c 9 >&2; "
@@ -116,7 +112,7 @@ def test_a_player_that_leaves_ends_the_command_without_a_word(checkpoint: Path) 
     assert "Traceback" not in done.stderr and "Errno" not in done.stderr
 
 
-def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) -> None:
+def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path) -> None:
     out = tmp_path / "o.wav"
     seen = []
     with SpeechFile(out, 24000) as wav:
@@ -129,7 +125,7 @@ def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) ->
     assert soundfile.info(out).frames == 3 * 1920
 
 
-def test_the_file_has_the_permissions_of_new_files(tmp_path: Path) -> None:
+def test_the_file_has_the_permissions_of_new_files(tmp_path) -> None:
     out, other = tmp_path / "o.wav", tmp_path / "other"
     other.touch()
     with SpeechFile(out, 24000) as wav:
@@ -137,7 +133,7 @@ def test_the_file_has_the_permissions_of_new_files(tmp_path: Path) -> None:
     assert out.stat().st_mode == other.stat().st_mode
 
 
-def test_speech_that_no_encoder_takes_leaves_no_file(tmp_path: Path) -> None:
+def test_speech_that_no_encoder_takes_leaves_no_file(tmp_path) -> None:
     with (
         pytest.raises(OutputError, match="Opus only supports"),
         SpeechFile(tmp_path / "o.opus", 44100),
@@ -153,7 +149,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES.split(", "))
-def test_the_name_of_the_output_says_its_format(tmp_path: Path, suffix: str) -> None:
+def test_the_name_of_the_output_says_its_format(tmp_path, suffix) -> None:
     """In pieces as speech comes, and whole: what the server sends as a file of this format."""
     out = tmp_path / f"Speech.{suffix[1:].upper()}"
     samples = np.sin(np.arange(36_000, dtype=np.float32) / 9) / 2
@@ -170,7 +166,7 @@ def test_the_name_of_the_output_says_its_format(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.usefixtures("warm_commands")
-def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_model_may_come_from_the_environment(checkpoint, tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--out", "o.wav", *SHORT],
         cwd=tmp_path,
@@ -184,10 +180,7 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
 
 
 def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint, tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Qwen3Omni, "load", None)
@@ -222,9 +215,7 @@ def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
         assert not list(tmp_path.iterdir())
 
 
-def test_without_a_model_it_says_how_to_name_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_model_it_says_how_to_name_one(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
     assert main(["compile", "--out", str(tmp_path)]) == 1
     assert "--model PATH, or set QWEN3_OMNI_MODEL" in capsys.readouterr().err
@@ -247,9 +238,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
 SAY = ["say", "hello", "--seed", "0"]
 
 
-def test_a_user_is_told_once_that_the_model_is_a_small_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_user_is_told_once_that_the_model_is_a_small_one(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
     monkeypatch.chdir(tmp_path)
     on_a_terminal(monkeypatch, tmp_path / "cache")
@@ -261,9 +250,7 @@ def test_a_user_is_told_once_that_the_model_is_a_small_one(
     assert "25 words" not in capsys.readouterr().err
 
 
-def test_speech_gets_a_new_name_unless_it_has_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_speech_gets_a_new_name_unless_it_has_one(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("speech.wav", "speech-2.wav", "speech-3.wav"):
         assert main(SAY) == 0
@@ -277,9 +264,7 @@ def test_speech_gets_a_new_name_unless_it_has_one(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_reply_as_a_line_of_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reply_as_a_line_of_json(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["speak", "two plus three", "--seed", "7", "--json"]) == 0
     printed = capsys.readouterr()
@@ -291,9 +276,7 @@ def test_a_reply_as_a_line_of_json(
     assert line["audio_s"] == pytest.approx(soundfile.info("speech.wav").duration)
 
 
-def test_a_reply_is_played_and_written_if_it_has_a_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reply_is_played_and_written_if_it_has_a_name(capsys, monkeypatch, tmp_path) -> None:
     played: list[int] = []
     monkeypatch.setattr(playing, "check_player", lambda: None)
     monkeypatch.setattr(playing, "play", lambda samples, rate: played.append(len(samples)))
@@ -316,10 +299,10 @@ def run_examples(verb: str, printed: pytest.CaptureFixture[bytes], **names: str)
 
 
 def test_the_examples_of_the_help_run(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint,
+    tmp_path,
+    capsysbinary,  # one of them plays samples to stdout
+    monkeypatch,
 ) -> None:
     """All examples but those of `verify`, which has tests of their own."""
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.endpoints import sound
 from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
@@ -75,14 +73,14 @@ def counted(server: Server) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-def caller(server: Server) -> Iterator[Caller]:
+def caller(server) -> Iterator[Caller]:
     """A session that is pushed to talk, with short replies."""
     with calling(server) as made:
         made.update(audio=PUSH_TO_TALK, **SHORT)
         yield made
 
 
-def test_a_clients_first_session_is_taken_and_answered(omni: Qwen3Omni, server: Server) -> None:
+def test_a_clients_first_session_is_taken_and_answered(omni, server) -> None:
     before = counted(server)
     with calling(server, model=None) as caller:
         caller.send("session.update", event_id="update_0", session=VOICE_CALL)
@@ -106,9 +104,7 @@ def test_a_clients_first_session_is_taken_and_answered(omni: Qwen3Omni, server: 
     wait_until(lambda: not omni.status().running)
 
 
-def test_a_clients_first_session_of_type_transcription_is_taken(
-    omni: Qwen3Omni, server: Server
-) -> None:
+def test_a_clients_first_session_of_type_transcription_is_taken(omni, server) -> None:
     """It names no model, asks for nothing else, and reads until `completed`."""
     before = counted(server)
     client = client_of(server)
@@ -133,7 +129,7 @@ def test_a_clients_first_session_of_type_transcription_is_taken(
 
 
 def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openais_names(
-    omni: Qwen3Omni,
+    omni,
 ) -> None:
     """An alias precedes OpenAI's names, and may be any name; the checkpoint's own come first."""
     aliases = "marin=Aiden", "Robot = ethan"
@@ -149,7 +145,7 @@ def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openai
         pass
 
 
-def test_speech_of_a_realtime_reply_at_another_speed(omni: Qwen3Omni, caller: Caller) -> None:
+def test_speech_of_a_realtime_reply_at_another_speed(omni, caller) -> None:
     """It is as long as its speed says, and what was heard of it is counted in what was played."""
     options: Any = {**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
     caller.update(**options)
@@ -179,7 +175,7 @@ def test_speech_of_a_realtime_reply_at_another_speed(omni: Qwen3Omni, caller: Ca
 
 
 def test_speed_without_its_package_has_no_effect_and_is_counted(
-    server: Server, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    server, caller, monkeypatch
 ) -> None:
     for module in (sound, fields):
         monkeypatch.setattr(module, "find_spec", lambda _: None)
@@ -191,7 +187,7 @@ def test_speed_without_its_package_has_no_effect_and_is_counted(
     assert sound_of(caller.answer())
 
 
-def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Caller) -> None:
+def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller) -> None:
     """First comes session.updated, for which clients wait, then the error."""
     remote = [{"type": "mcp", "server_label": f"label {n}", "server_url": "x"} for n in range(10)]
     given = {"type": "realtime", "instructions": "Be brief.", "tools": [*remote, TOOL]}
@@ -206,7 +202,7 @@ def test_tools_of_type_mcp_are_refused_by_name_and_the_rest_is_taken(caller: Cal
     assert caller.until("error")[-1].error.param == "response.tools[0].type"
 
 
-def test_errors_that_clients_know(caller: Caller) -> None:
+def test_errors_that_clients_know(caller) -> None:
     """Codes by which LiveKit's and Pipecat's clients go on, and the beginning of a message."""
     caller.send("response.cancel")
     error = caller.until("error")[-1].error
@@ -227,7 +223,7 @@ def test_errors_that_clients_know(caller: Caller) -> None:
     assert caller.until("error")[-1].error.code == "input_audio_buffer_commit_empty"
 
 
-def test_an_assistants_message_with_input_text(omni: Qwen3Omni, caller: Caller) -> None:
+def test_an_assistants_message_with_input_text(omni, caller) -> None:
     """It is the assistant's text; Pipecat sends it so."""
     caller.write("Hello")
     part = {"type": "input_text", "text": "Hm."}
@@ -245,9 +241,7 @@ def test_an_assistants_message_with_input_text(omni: Qwen3Omni, caller: Caller) 
 
 
 @pytest.mark.parametrize("ratio", [None, 0.8])
-def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
-    omni: Qwen3Omni, caller: Caller, ratio: float | None
-) -> None:
+def test_old_items_leave_the_prompt_and_stay_in_the_conversation(omni, caller, ratio) -> None:
     """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
     words, context = "a word " * 40, omni.info.context_length
     question = {"role": "user", "content": words}
@@ -272,7 +266,7 @@ def test_old_items_leave_the_prompt_and_stay_in_the_conversation(
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].text == words
 
 
-def test_a_chat_is_cut_where_it_asks_for_it(omni: Qwen3Omni, client: OpenAI) -> None:
+def test_a_chat_is_cut_where_it_asks_for_it(omni, client) -> None:
     asked: Any = [{"role": "system", "content": "Be brief."}, *HELLO * 40, *HELLO]
     kept = [asked[0], *HELLO]
     cut = {"type": "retention_ratio", "retention_ratio": 0.0}
@@ -292,7 +286,7 @@ def test_a_chat_is_cut_where_it_asks_for_it(omni: Qwen3Omni, client: OpenAI) -> 
         client.chat.completions.create(messages=HELLO * 2000, **options)
 
 
-def test_truncation_disabled_until_the_conversation_is_too_long(caller: Caller) -> None:
+def test_truncation_disabled_until_the_conversation_is_too_long(caller) -> None:
     assert caller.update(truncation="disabled").truncation == "disabled"
     caller.write("Hello")
     assert caller.answer()[-1].response.output
@@ -302,7 +296,7 @@ def test_truncation_disabled_until_the_conversation_is_too_long(caller: Caller) 
     assert caller.until("error")[-1].error.code == "context_length_exceeded"
 
 
-def test_a_negative_seed_is_a_seed(omni: Qwen3Omni, client: OpenAI, caller: Caller) -> None:
+def test_a_negative_seed_is_a_seed(omni, client, caller) -> None:
     """In every endpoint; two that differ give different replies."""
     options: Any = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
     wanted = omni.generate_audio(
@@ -324,7 +318,7 @@ def test_a_negative_seed_is_a_seed(omni: Qwen3Omni, client: OpenAI, caller: Call
     assert [seed_of(n) for n in (-1, -(2**63), 3)] == [2**63 - 1, 0, 3]
 
 
-def test_a_chat_with_names_and_fields_of_openai(server: Server, client: OpenAI) -> None:
+def test_a_chat_with_names_and_fields_of_openai(server, client) -> None:
     """The answer names the model and the voice that answer."""
     before = counted(server)
     path = "/v1/chat/completions"

@@ -37,12 +37,12 @@ PATIENCE_S = 60.0  # for a killed run's worker to notice, on a machine that does
 
 
 @pytest.fixture(scope="module")
-def plan(checkpoint: Path) -> CompilePlan:
+def plan(checkpoint) -> CompilePlan:
     return plan_of(checkpoint, read_config(checkpoint), patch_buckets=(16, 32))
 
 
 @pytest.fixture(scope="module")
-def clean(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clean(plan, tmp_path_factory) -> Path:
     """A tree that was compiled in one go."""
     tree = tmp_path_factory.mktemp("clean") / "tree"
     outcome = compile_tree(plan, tree, SLOW)
@@ -52,7 +52,7 @@ def clean(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tree(clean: Path, tmp_path: Path) -> Path:
+def tree(clean, tmp_path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(clean, tmp_path / "tree"))
 
@@ -97,7 +97,7 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
 
 
 def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
-    plan: CompilePlan, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan, clean, tmp_path, monkeypatch
 ) -> None:
     """After each interruption a folder with a model's name is complete.
 
@@ -136,7 +136,7 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_an_interrupted_run_was_compiling_ends_with_it_and_the_folder_is_free(
-    plan: CompilePlan, clean: Path, tmp_path: Path, how: signal.Signals
+    plan, clean, tmp_path, how
 ) -> None:
     """The compiler, too, which is a program of its own."""
     process = start(plan, tmp_path, "LONG")
@@ -163,7 +163,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path) -> None:
+def test_two_runs_on_one_folder_refuse_each_other(plan, tree) -> None:
     before = content(tree)
     with (
         tree_lock(tree),
@@ -173,7 +173,7 @@ def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path)
     assert content(tree) == before
 
 
-def test_another_plan_recompiles_the_models_it_changes(plan: CompilePlan, tree: Path) -> None:
+def test_another_plan_recompiles_the_models_it_changes(plan, tree) -> None:
     changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"context_length": 32}, ("thinker", "talker")),
         ({"patch_buckets": (64,)}, ("vision",)),
@@ -189,9 +189,7 @@ def test_another_plan_recompiles_the_models_it_changes(plan: CompilePlan, tree: 
         verify_files(tree, manifest)
 
 
-def test_another_checkpoint_recompiles_everything(
-    plan: CompilePlan, tree: Path, tmp_path: Path
-) -> None:
+def test_another_checkpoint_recompiles_everything(plan, tree, tmp_path) -> None:
     """One that differs in one value of one tensor; a copy elsewhere is the same one."""
     model = Path(shutil.copytree(plan.model, tmp_path / "copy"))
     assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == ()
@@ -225,9 +223,7 @@ HARMS: list[Callable[[Path], object]] = [
 ]
 
 
-def test_a_model_that_does_not_fit_is_the_only_one_compiled(
-    plan: CompilePlan, clean: Path, tree: Path
-) -> None:
+def test_a_model_that_does_not_fit_is_the_only_one_compiled(plan, clean, tree) -> None:
     """And a lost manifest is written without compiling."""
     for harm in HARMS:
         harm(tree)
@@ -236,7 +232,7 @@ def test_a_model_that_does_not_fit_is_the_only_one_compiled(
         assert content(tree) == content(clean)
 
 
-def test_a_folder_of_somebody_else_is_not_replaced(plan: CompilePlan, tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_not_replaced(plan, tmp_path) -> None:
     (tmp_path / "audio").mkdir()
     (tmp_path / "audio" / "song.wav").write_bytes(b"la")
     with pytest.raises(ArtifactError, match="audio is there, and no compiled model"):
@@ -244,9 +240,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(plan: CompilePlan, tmp_path: 
     assert (tmp_path / "audio" / "song.wav").read_bytes() == b"la"
 
 
-def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
-    plan: CompilePlan, clean: Path, tmp_path: Path
-) -> None:
+def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(plan, clean, tmp_path) -> None:
     with pytest.raises(CompileError, match=r"(?s)vision: .* SIGABRT.*the wheels came off"):
         compile_tree(plan, tmp_path, DYING)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker"]
@@ -256,7 +250,7 @@ def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
 
 @pytest.mark.parametrize("opt_level", [2, 1, None])
 def test_a_compile_that_is_killed_says_what_takes_less_memory_and_keeps_what_is_done(
-    plan: CompilePlan, tmp_path: Path, opt_level: int | None
+    plan, tmp_path, opt_level
 ) -> None:
     plan = replace(plan, opt_level=opt_level)
     with pytest.raises(CompileError, match=r"vision: .*SIGKILL") as caught:
@@ -267,9 +261,7 @@ def test_a_compile_that_is_killed_says_what_takes_less_memory_and_keeps_what_is_
     assert read_manifest(tmp_path).plan["opt_level"] == 3
 
 
-def test_a_disk_that_is_really_full(
-    plan: CompilePlan, clean: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_really_full(plan, clean, small_disk, monkeypatch) -> None:
     with pytest.raises(OutputError, match=r"writes 0\.4 MB, .* nothing was written"):
         compile_tree(plan, small_disk, SLOW)
     assert [path.name for path in small_disk.iterdir()] == [".lock"]

@@ -25,7 +25,6 @@ from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.target import LIMITS
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from testing.media_cases import IMAGE, audio, text, user
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
@@ -48,7 +47,7 @@ BUCKETS = ["--patch-buckets", "64,128", "--chunk-frames", "1,2,4"]
 
 
 @pytest.fixture(scope="module")
-def tree(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(checkpoint, tmp_path_factory) -> Path:
     """With buckets of every kind."""
     folder = tmp_path_factory.mktemp("compiled") / "tree"
     with compiled_here():
@@ -57,12 +56,12 @@ def tree(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(tree: Path, tmp_path: Path) -> Path:
+def copy(tree, tmp_path) -> Path:
     return Path(shutil.copytree(tree, tmp_path / "tree"))
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path) -> SpeechResult:
+def expected(checkpoint) -> SpeechResult:
     """Replies of the checkpoint loaded directly, with nothing padded."""
     load = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     with Qwen3Omni.load(checkpoint, **load) as omni:
@@ -82,7 +81,7 @@ def assert_same_reply(ours: SpeechResult, theirs: SpeechResult) -> None:
 
 @pytest.mark.parametrize("placement", ["shared", "split"])
 def test_a_compiled_tree_says_what_its_checkpoint_says(
-    checkpoint: Path, tree: Path, expected: SpeechResult, placement: str
+    checkpoint, tree, expected, placement
 ) -> None:
     with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
@@ -92,7 +91,7 @@ DTYPES = ("mixed", "float32", "int8", "int4", "bfloat16", "float64")
 
 
 @pytest.fixture(scope="module")
-def tree_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def tree_of(checkpoint, tmp_path_factory) -> Callable[[str], Path]:
     """A tree of each dtype, compiled when it is first asked for."""
     made: dict[str, Path] = {}
 
@@ -118,7 +117,7 @@ def mapped_ranges(file: Path) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.diagonal
 def test_the_weights_are_the_checkpoints_converted(
-    checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, dtype: str, packed: bool
+    checkpoint, tree_of, config, dtype, packed
 ) -> None:
     """In memory and on the disk, where safetensors' own reader finds them; mapped, not copied."""
     tree = tree_of(dtype)
@@ -150,11 +149,7 @@ def test_the_weights_are_the_checkpoints_converted(
 
 @pytest.mark.parametrize("dtype", ["mixed", "int8", "int4", "float32"])
 def test_a_tree_speaks_where_there_is_no_library(
-    checkpoint: Path,
-    tree_of: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    dtype: str,
+    checkpoint, tree_of, monkeypatch, caplog, dtype
 ) -> None:
     tree = tree_of(dtype)
     with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
@@ -172,7 +167,7 @@ def test_a_tree_speaks_where_there_is_no_library(
         assert said == [pytest.approx(files, rel=0.05), pytest.approx(wide, rel=1e-2)]
 
 
-def test_a_text_only_checkpoint_is_compiled_and_writes(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_text_only_checkpoint_is_compiled_and_writes(checkpoint, tmp_path) -> None:
     model = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
     raw = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
@@ -183,9 +178,7 @@ def test_a_text_only_checkpoint_is_compiled_and_writes(checkpoint: Path, tmp_pat
     assert len(result.token_ids) == 3
 
 
-def test_an_argument_that_contradicts_the_tree_is_refused_by_name(
-    checkpoint: Path, tree: Path
-) -> None:
+def test_an_argument_that_contradicts_the_tree_is_refused_by_name(checkpoint, tree) -> None:
     given: dict[str, tuple[Any, Any]] = {
         "dtype": ("bfloat16", "float32"),
         "max_concurrency": (8, 2),
@@ -229,9 +222,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_a_tree_that_does_not_fit_is_not_loaded(
-    checkpoint: Path, tree: Path, tmp_path: Path
-) -> None:
+def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint, tree, tmp_path) -> None:
     for name, (harm, said) in HARMS.items():
         copy = Path(shutil.copytree(tree, tmp_path / name))
         harm(copy)
@@ -239,7 +230,7 @@ def test_a_tree_that_does_not_fit_is_not_loaded(
             Qwen3Omni.load(checkpoint, compiled_path=copy)
 
 
-def test_a_tree_of_another_checkpoint_is_not_loaded(tree: Path, tmp_path: Path) -> None:
+def test_a_tree_of_another_checkpoint_is_not_loaded(tree, tmp_path) -> None:
     """One with the same config and the same shapes, as a fine-tune has."""
     other = write_tiny_checkpoint(tmp_path, seed=99)
     with pytest.raises(
@@ -248,9 +239,7 @@ def test_a_tree_of_another_checkpoint_is_not_loaded(tree: Path, tmp_path: Path) 
         Qwen3Omni.load(other, compiled_path=tree)
 
 
-def test_a_file_of_the_right_size_with_other_tensors_is_named(
-    checkpoint: Path, copy: Path, config: OmniConfig
-) -> None:
+def test_a_file_of_the_right_size_with_other_tensors_is_named(checkpoint, copy, config) -> None:
     raw = (copy / WEIGHTS).read_bytes()
     (copy / WEIGHTS).write_bytes(raw.replace(b"code2wav.norm.weight", b"code2wav.nurm.weight"))
     with pytest.raises(ArtifactError, match=r"2 differ|1 differ"):
@@ -292,18 +281,13 @@ print(peak.nbytes / record.bytes)
 
 
 @needs_proc
-def test_compiling_peaks_below_half_of_the_largest_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_compiling_peaks_below_half_of_the_largest_model(checkpoint, tmp_path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, and its packed form."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
     assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
-def test_a_script_compiles_its_model(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_compiles_its_model(checkpoint, tmp_path, capsys, monkeypatch) -> None:
     script = str(ROOT / "compile" / "audio.py")
     words = [*compile_words(checkpoint, tmp_path)[1:], "--target", "cpu", "--tp", "1"]
     monkeypatch.setattr(sys, "argv", [script, *words])
@@ -315,9 +299,7 @@ def test_a_script_compiles_its_model(
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 
-def test_inspect_prints_the_plan_and_verifies(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_prints_the_plan_and_verifies(copy, capsys) -> None:
     assert cli.main(["inspect", str(copy), "--verify"]) == 0
     printed = capsys.readouterr().out
     for line in ("target: cpu", "patch_buckets: 64,128", "verified: 6 files"):

@@ -34,7 +34,7 @@ SUM_WAV = QUESTION_WAV.with_name("sum.wav")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory) -> Path:
     """A folder in which the page's commands without a server were run."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on PATH")
@@ -51,14 +51,14 @@ def omni() -> Iterator[Qwen3Omni]:
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni, made: Path) -> Iterator[Server]:
+def server(omni, made) -> Iterator[Server]:
     """A server with the keys and the certificate of the page."""
     files = {"tls_cert": made / "cert.pem", "tls_key": made / "key.pem"}
     with serving(omni, api_keys=read_keys(made / "keys.txt"), **files) as running:
         yield running
 
 
-def test_the_files_of_the_page_are_for_their_owner_alone(made: Path) -> None:
+def test_the_files_of_the_page_are_for_their_owner_alone(made) -> None:
     (key,) = read_keys(made / "keys.txt")
     assert re.fullmatch(r"[0-9a-f]{64}", key)
     for name in ("keys.txt", "key.pem"):
@@ -66,7 +66,7 @@ def test_the_files_of_the_page_are_for_their_owner_alone(made: Path) -> None:
 
 
 def test_clients_know_the_certificate_by_the_ways_that_the_page_names(
-    server: Server, made: Path, monkeypatch: pytest.MonkeyPatch
+    server, made, monkeypatch
 ) -> None:
     url, cert = url_of(server, "https"), made / "cert.pem"
     strict = ssl.create_default_context(cafile=cert)
@@ -81,7 +81,7 @@ def test_clients_know_the_certificate_by_the_ways_that_the_page_names(
         assert len(openai.models.list().data) == 1
 
 
-def test_the_examples_of_the_page_of_endpoints_run(server: Server, made: Path) -> None:
+def test_the_examples_of_the_page_of_endpoints_run(server, made) -> None:
     """By curl, over TLS. Those that name a stored answer find none."""
     shutil.copy(SUM_WAV, made / "speech.wav")
     (key,) = read_keys(made / "keys.txt")
@@ -156,7 +156,7 @@ def caddy(url: str, folder: Path, _: tuple[Path, Path]) -> Iterator[str]:
 
 @pytest.mark.parametrize("proxy", [nginx_before, caddy])
 def test_a_proxy_passes_on_streams_sockets_bodies_and_the_end_of_a_client(
-    proxy: Any, omni: Qwen3Omni, made: Path, tmp_path: Path
+    proxy, omni, made, tmp_path
 ) -> None:
     name = "nginx" if proxy is nginx_before else "caddy"
     if (NGINX if name == "nginx" else shutil.which(name)) is None:

@@ -89,7 +89,7 @@ def ours(document: str) -> list[tuple[list[str], Block]]:
 
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_python_runs(document: str, tmp_path: Path) -> None:
+def test_python_runs(document, tmp_path) -> None:
     """A document's blocks run one after the other, in one process, in a folder of their own."""
     shown = blocks(document, "python")
     for block in shown:
@@ -121,18 +121,18 @@ def assert_prints_what_it_says(printed: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def leaner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def leaner(tmp_path_factory) -> Path:
     return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if ours(name)])
 def test_our_commands_run(
-    document: str,
-    checkpoint: Path,
-    leaner: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
+    document,
+    checkpoint,
+    leaner,
+    tmp_path,
+    monkeypatch,
+    capsysbinary,  # one of them plays samples to stdout
 ) -> None:
     """Over a tiny checkpoint in the place of the released one, with few tokens."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -164,7 +164,7 @@ def test_our_commands_run(
         assert (tmp_path / speech).stat().st_size > 44
 
 
-def test_what_is_shown_of_the_server_runs(tmp_path: Path) -> None:
+def test_what_is_shown_of_the_server_runs(tmp_path) -> None:
     """Against a server of the checkpoint that ships, on another port."""
     from testing.http_server import serving, url_of
 
@@ -195,9 +195,7 @@ def test_what_is_shown_of_the_server_runs(tmp_path: Path) -> None:
     assert (tmp_path / "answer.wav").stat().st_size > 10_000
 
 
-def test_the_notebook_runs_and_is_kept_without_its_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_runs_and_is_kept_without_its_outputs(tmp_path, monkeypatch) -> None:
     """Each cell shows what its page says: a player, a file, text and speech that arrive."""
     notebook = nbformat.read(ROOT / "examples" / "first_hour.ipynb", as_version=4)
     nbformat.validate(notebook)
@@ -225,7 +223,7 @@ def test_the_notebook_runs_and_is_kept_without_its_outputs(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_other_commands_exist(document: str) -> None:
+def test_other_commands_exist(document) -> None:
     """Targets of make, modules, and tests; other people's programs are listed."""
     for words, _ in commands(document):
         plain = [word for word in words if not re.match(r"[A-Z_]+=", word)]
@@ -244,7 +242,7 @@ def test_other_commands_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document: str) -> None:
+def test_links_lead_somewhere(document) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, heading = link.partition("#")

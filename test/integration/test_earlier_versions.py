@@ -27,13 +27,11 @@ VERSIONS = sorted(p for p in (Path(__file__).parents[1] / "data").iterdir() if p
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
-def written(request: pytest.FixtureRequest) -> Path:
+def written(request) -> Path:
     return request.param
 
 
-def test_a_tree_gives_its_reply_after_the_command_that_the_error_names(
-    written: Path, tmp_path: Path
-) -> None:
+def test_a_tree_gives_its_reply_after_the_command_that_the_error_names(written, tmp_path) -> None:
     reply = json.loads((written / "reply.json").read_text(encoding="utf-8"))
     checkpoint, tree = written / "checkpoint", shutil.copytree(written / "compiled", tmp_path / "t")
     try:
@@ -51,7 +49,7 @@ def test_a_tree_gives_its_reply_after_the_command_that_the_error_names(
     assert result.codes.tolist() == reply["codes"]
 
 
-def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
+def test_a_stored_session_goes_on_as_it_did(written) -> None:
     reply = json.loads((written / "session.json").read_text(encoding="utf-8"))
     with Qwen3Omni.load(written / "checkpoint") as omni:
         try:
@@ -65,9 +63,7 @@ def test_a_stored_session_goes_on_as_it_did(written: Path) -> None:
     assert finished.result.codes.tolist() == reply["codes"]
 
 
-def test_an_application_is_read_after_the_change_that_the_error_names(
-    written: Path, tmp_path: Path
-) -> None:
+def test_an_application_is_read_after_the_change_that_the_error_names(written, tmp_path) -> None:
     config = Path(shutil.copy(written / "ray.yaml", tmp_path / "of a user.yaml"))
     try:
         check_config(config)
@@ -78,9 +74,7 @@ def test_an_application_is_read_after_the_change_that_the_error_names(
         check_config(config)
 
 
-def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(
-    written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(written, capsys) -> None:
     """None of them is lost: what is parsed are the values of the file."""
     text = (written / "arguments").read_text(encoding="utf-8").replace("\\\n", " ")
     words = shlex.split(text.split("ARGUMENTS=")[1])
@@ -107,7 +101,7 @@ def test_a_servers_flags_are_read_after_the_changes_that_the_errors_name(
     assert parsed.log_content is True
 
 
-def test_a_benchmarks_result_is_read(written: Path) -> None:
+def test_a_benchmarks_result_is_read(written) -> None:
     found = load_results(written / "ttfb_rtf.json")
     assert found.benchmark == "ttfb_rtf"
     assert len(found.rows) == 2

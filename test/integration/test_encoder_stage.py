@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,13 +58,13 @@ def gated() -> GatedEncoder:
 
 
 @pytest.fixture
-def omni(checkpoint: Path, gated: GatedEncoder) -> Iterator[Qwen3Omni]:
+def omni(checkpoint, gated) -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=gated.wrap) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def inline(checkpoint_of_seed: Any) -> SpeechResult:
+def inline(checkpoint_of_seed) -> SpeechResult:
     """The reply to LONG where the thinker's call encodes and prefills all of it."""
     wrap = lambda engines: replace(engines, encoder=None)  # noqa: E731
     with Qwen3Omni.load(checkpoint_of_seed(1), reuse=False, wrap_engines=wrap) as omni:
@@ -78,9 +77,7 @@ def assert_equal(one: SpeechResult, other: SpeechResult) -> None:
     assert np.allclose(one.audio, other.audio, atol=1e-5)
 
 
-def test_others_go_on_while_a_picture_is_encoded(
-    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
-) -> None:
+def test_others_go_on_while_a_picture_is_encoded(omni, gated, inline) -> None:
     long = omni.stream(LONG, **LIMITS)
     assert gated.entered.wait(30)
     assert omni.generate_audio(HELLO, **LIMITS).text
@@ -91,14 +88,12 @@ def test_others_go_on_while_a_picture_is_encoded(
     assert omni.status().stages["encoder"].calls == 1
 
 
-def test_a_short_prompt_passes_no_encoder_stage(omni: Qwen3Omni, gated: GatedEncoder) -> None:
+def test_a_short_prompt_passes_no_encoder_stage(omni, gated) -> None:
     omni.generate_audio([user(image(64, 64), audio(9.0))], **LIMITS)
     assert not gated.calls
 
 
-def test_rows_that_a_slot_holds_are_not_encoded_again(
-    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
-) -> None:
+def test_rows_that_a_slot_holds_are_not_encoded_again(omni, gated, inline) -> None:
     gated.gate.set()
     first = omni.generate_audio(LONG, **LIMITS)
     assert_equal(omni.generate_audio(LONG, **LIMITS), first)
@@ -106,7 +101,7 @@ def test_rows_that_a_slot_holds_are_not_encoded_again(
     assert gated.calls == [0, first.timings.prompt_tokens]
 
 
-def test_an_encoder_that_fails_ends_its_request_alone(omni: Qwen3Omni, gated: GatedEncoder) -> None:
+def test_an_encoder_that_fails_ends_its_request_alone(omni, gated) -> None:
     gated.gate.set()
     gated.error = RuntimeError("no memory for a picture")
     with pytest.raises(RuntimeError, match="no memory for a picture"):
@@ -116,9 +111,7 @@ def test_an_encoder_that_fails_ends_its_request_alone(omni: Qwen3Omni, gated: Ga
     assert omni.generate_audio(LONG, **LIMITS).text
 
 
-def test_a_request_that_is_closed_while_it_is_encoded_frees_its_slot(
-    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
-) -> None:
+def test_a_request_that_is_closed_while_it_is_encoded_frees_its_slot(omni, gated, inline) -> None:
     long = omni.stream(LONG, **LIMITS)
     assert gated.entered.wait(30)
     long.close()
@@ -129,7 +122,7 @@ def test_a_request_that_is_closed_while_it_is_encoded_frees_its_slot(
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
-    checkpoint: Path, inline: SpeechResult, monkeypatch: pytest.MonkeyPatch, apart: bool
+    checkpoint, inline, monkeypatch, apart
 ) -> None:
     """Between two pieces others go on; a picture that no stage encodes is never cut."""
     monkeypatch.setattr(policy, "PREFILL_CHUNK_S", 1e-9)
@@ -155,7 +148,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
 
 
 def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
-    checkpoint: Path, inline: SpeechResult, gated: GatedEncoder
+    checkpoint, inline, gated
 ) -> None:
     """A slot held the picture when the encoder began with the speech after it, and then no more."""
     picture = [user(*LONG[0]["content"][:2])]

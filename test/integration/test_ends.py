@@ -117,9 +117,7 @@ class Verb:
 
 
 @pytest.mark.parametrize("verb", [*MOMENTS])
-def test_a_verb_ends_by_a_signal_at_any_moment(
-    verb: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_verb_ends_by_a_signal_at_any_moment(verb, tmp_path, request) -> None:
     draw, number = random.Random(verb), [*MOMENTS].index(verb)
     for line, most_s, times in MOMENTS[verb]:
         if line not in COLD:  # the imports before it are those of the process it is forked from
@@ -133,9 +131,7 @@ def test_a_verb_ends_by_a_signal_at_any_moment(
 
 
 @pytest.mark.parametrize("verb", ["serve", "compile"])
-def test_before_the_first_line_of_main_it_ends_by_the_signal_itself(
-    verb: str, tmp_path: Path
-) -> None:
+def test_before_the_first_line_of_main_it_ends_by_the_signal_itself(verb, tmp_path) -> None:
     for number, how in enumerate((signal.SIGTERM, signal.SIGINT) * 2):
         one = Verb(verb, tmp_path)
         time.sleep(0.05 * number)
@@ -177,7 +173,7 @@ cli.run()
 
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("kind", ["load", "reader", "fetch", "stage", "grammar"])
-def test_a_thread_that_never_returns_does_not_keep_the_server(kind: str, tmp_path: Path) -> None:
+def test_a_thread_that_never_returns_does_not_keep_the_server(kind, tmp_path) -> None:
     limits = ("--drain-timeout-s", "0.2", "--allow-media-host", "example.com")
     one = Verb("serve", tmp_path, STUCK, *limits, kind)
     try:
@@ -228,7 +224,7 @@ def free_port() -> int:
     ],
 )
 def test_a_server_without_standard_files_or_with_few_files_answers_and_ends(
-    limited: str, tmp_path: Path
+    limited, tmp_path
 ) -> None:
     port = free_port()
     with shell(limited.format(f"--port {port} --threads 1"), tmp_path) as process:
@@ -246,7 +242,7 @@ def test_a_server_without_standard_files_or_with_few_files_answers_and_ends(
         assert (process.wait(END_S), "Traceback" in said) == (0, False), said
 
 
-def test_a_certificate_that_can_not_be_used_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_certificate_that_can_not_be_used_is_an_error_that_says_so(tmp_path) -> None:
     from qwen3_omni_neuron.errors import OptionError
     from qwen3_omni_neuron.serving.server import Server
     from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -260,15 +256,13 @@ def test_a_certificate_that_can_not_be_used_is_an_error_that_says_so(tmp_path: P
 
 
 @pytest.mark.parametrize("verb", ["say", "speak"])
-def test_bytes_that_are_not_utf8_are_named_in_the_error(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bytes_that_are_not_utf8_are_named_in_the_error(verb, tmp_path, capsys) -> None:
     assert main([verb, os.fsdecode(b"a\xff b"), "--out", str(tmp_path / "o.wav")]) == 1
     assert "at character 1 of its 4" in (said := capsys.readouterr().err)
     assert "the byte 0xFF, which is not UTF-8" in said
 
 
-def test_a_path_that_is_not_utf8_is_written(tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8_is_written(tmp_path) -> None:
     out = tmp_path / os.fsdecode(b"o\xff.wav")
     assert main(["say", "hello", "--out", str(out), *OWN]) == 0
     assert [*tmp_path.iterdir()] == [out]

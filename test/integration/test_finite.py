@@ -4,7 +4,6 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,9 +113,7 @@ def at_once(omni: Qwen3Omni, *texts: str) -> list[Any]:
         ("bfloat16", False),
     ],
 )
-def test_nan_in_a_slot_ends_its_request_alone(
-    checkpoint: Path, dtype: str, in_c: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_in_a_slot_ends_its_request_alone(checkpoint, dtype, in_c, monkeypatch) -> None:
     if not in_c:
         monkeypatch.setattr(precision, "find_library", lambda: None)
     planned, victims = list[Any](), set[int]()

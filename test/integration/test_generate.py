@@ -16,9 +16,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
-from test.conftest import BothMaker, CheckpointMaker
 from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
 from testing.prompts import prompt_of
 from testing.repeats import again
@@ -48,7 +46,7 @@ EARLIER = [
 
 
 @torch.no_grad()
-def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker) -> None:
+def test_log_probabilities_are_by_the_references_logits(both_of_seed) -> None:
     """Whatever they are sampled with; every event has those of its tokens."""
     omni, reference = both_of_seed(1)
     options: Any = {"thinker_do_sample": True, "thinker_temperature": 3.0, "thinker_top_k": 20}
@@ -80,9 +78,7 @@ def test_log_probabilities_are_by_the_references_logits(both_of_seed: BothMaker)
     ids=["text", "system", "audio", "system-audio", "earlier-turns"],
 )
 @pytest.mark.diagonal
-def test_a_reply_cut_by_its_limits_is_the_references(
-    both_of_seed: BothMaker, seed: int, messages: Any
-) -> None:
+def test_a_reply_cut_by_its_limits_is_the_references(both_of_seed, seed, messages) -> None:
     omni, reference = both_of_seed(seed)
     ours, theirs = reply_to_the_limit(omni, reference, messages, tokens=6, talker_max_new_tokens=12)
     assert_same(ours, theirs, reference)
@@ -90,7 +86,7 @@ def test_a_reply_cut_by_its_limits_is_the_references(
     assert ours.thinker_finish_reason == ours.talker_finish_reason == "length"
 
 
-def test_every_speaker_is_the_references(omni: Qwen3Omni, reference: Reference) -> None:
+def test_every_speaker_is_the_references(omni, reference) -> None:
     for speaker in ("Chelsie", "ethan", "AIDEN"):
         ours, theirs = reply_to_the_limit(
             omni, reference, TEXT, tokens=4, talker_max_new_tokens=8, speaker=speaker
@@ -105,7 +101,7 @@ def ending_at(omni: Qwen3Omni, messages: Any, tokens: int) -> int:
     return written[tokens]
 
 
-def test_a_reply_that_ends_by_eos_is_the_references(omni: Qwen3Omni, reference: Reference) -> None:
+def test_a_reply_that_ends_by_eos_is_the_references(omni, reference) -> None:
     for tokens in (1, 2, 3, 7):
         eos = ending_at(omni, TEXT, tokens)
         options = {"thinker_eos_token_id": eos, "talker_max_new_tokens": tokens + 8}
@@ -124,9 +120,7 @@ def test_a_reply_that_ends_by_eos_is_the_references(omni: Qwen3Omni, reference: 
     [{"thinker_repetition_penalty": 3.0}, {"thinker_min_new_tokens": 6}],
     ids=["penalty", "min_tokens"],
 )
-def test_penalty_and_least_length_are_the_references(
-    omni: Qwen3Omni, reference: Reference, options: dict[str, Any]
-) -> None:
+def test_penalty_and_least_length_are_the_references(omni, reference, options) -> None:
     eos = ending_at(omni, TEXT, 3)
     options = {**options, "thinker_eos_token_id": eos, "talker_max_new_tokens": 4}
     ours = omni.generate_audio(TEXT, thinker_max_new_tokens=12, **GREEDY, **options)
@@ -138,7 +132,7 @@ def test_penalty_and_least_length_are_the_references(
     assert ours.token_ids != free[: len(ours.token_ids)], "choose another value for this test"
 
 
-def test_a_reply_of_eos_alone_is_silence(omni: Qwen3Omni) -> None:
+def test_a_reply_of_eos_alone_is_silence(omni) -> None:
     eos = ending_at(omni, TEXT, 0)
     result = omni.generate_audio(TEXT, thinker_eos_token_id=[eos], **GREEDY)
     assert result.token_ids == [eos]
@@ -158,9 +152,7 @@ def with_codec_eos(folder: Path, code: int, into: Path) -> Path:
     return into
 
 
-def test_speech_that_ends_by_codec_eos_is_the_references(
-    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_speech_that_ends_by_codec_eos_is_the_references(omni, checkpoint, tmp_path) -> None:
     limits = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 30}
     code0 = omni.generate_audio(TEXT, **GREEDY, **limits).codes[:, 0].tolist()
     frames = next(i for i in range(3, 20) if code0[i] not in code0[:i])
@@ -178,9 +170,7 @@ def test_speech_that_ends_by_codec_eos_is_the_references(
 @pytest.mark.parametrize(
     "messages", [SYSTEM + TEXT, SYSTEM + EARLIER], ids=["text", "earlier-turns-and-clips"]
 )
-def test_every_talker_row_is_the_references(
-    bare: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch, messages: Any
-) -> None:
+def test_every_talker_row_is_the_references(bare, reference, monkeypatch, messages) -> None:
     """Prompt rows and decode rows: text row k at step k, tts_eos once, then tts_pad.
 
     A prompt without media goes in before the thinker has answered, and its last row as a step."""
@@ -224,7 +214,7 @@ def test_every_talker_row_is_the_references(
         assert torch.allclose(row, expected[number], atol=1e-5), f"{where} differs"
 
 
-def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) -> None:
+def test_a_seed_fixes_everything_and_another_seed_changes_it(omni) -> None:
     # Chunk sizes that follow the pace of the frames would round the samples otherwise each time.
     options = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 8, "chunk_frames": [4]}
     first, again, other = (omni.generate_audio(TEXT, seed=seed, **options) for seed in (5, 5, 6))
@@ -235,7 +225,7 @@ def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) ->
     assert first.codes.tolist() != other.codes.tolist()
 
 
-def test_generate_audio_is_the_collected_stream(omni: Qwen3Omni) -> None:
+def test_generate_audio_is_the_collected_stream(omni) -> None:
     limits = {"thinker_max_new_tokens": 9, "talker_max_new_tokens": 6}
     options = {"seed": 3, "chunk_frames": [4], **limits}
     events = list(omni.stream(TEXT, **options))
@@ -257,7 +247,7 @@ AUTO_TOKENS = 10
 @pytest.mark.parametrize("seed", [1, again(2)])
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
-    both_of_seed: BothMaker, checkpoint_of_seed: CheckpointMaker, seed: int, dtype: str
+    both_of_seed, checkpoint_of_seed, seed, dtype
 ) -> None:
     """The tiny checkpoint is in bfloat16: the reference widens it, `auto` computes as if it had.
     int8 rounds the weights of the decoders: it speaks, and is not held to the reference."""
@@ -281,7 +271,7 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
 
 @pytest.mark.parametrize("predictor_dtype", ["mixed", "same"])
 def test_int4_answers_as_the_reference_over_its_weights(
-    checkpoint_of_seed: CheckpointMaker, tmp_path: Path, predictor_dtype: str
+    checkpoint_of_seed, tmp_path, predictor_dtype
 ) -> None:
     """In float32, over a checkpoint whose matrices are rounded as int4 rounds them."""
     folder = checkpoint_of_seed(2)
@@ -296,7 +286,7 @@ def test_int4_answers_as_the_reference_over_its_weights(
             assert len(ours.codes) == 15
 
 
-def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(omni: Qwen3Omni, tmp_path: Path) -> None:
+def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(omni, tmp_path) -> None:
     """Asked for by name: `auto` takes float32 for it. Its reply is the rounded checkpoint's."""
     wide = write_tiny_checkpoint(tmp_path / "wide", seed=1, dtype="float32")
     limits: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, **GREEDY}
@@ -312,7 +302,7 @@ def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(omni: Qwen3Omni, tmp_path
 
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
-    bare: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
+    bare, config, monkeypatch, room
 ) -> None:
     talker = bare._pipeline._engines.talker
     assert talker is not None
@@ -326,7 +316,7 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
         talker.prepare(0, prompt, 5)
 
 
-def test_a_slot_forgets_a_prompt_that_was_given_up(bare: Qwen3Omni, config: OmniConfig) -> None:
+def test_a_slot_forgets_a_prompt_that_was_given_up(bare, config) -> None:
     """Closed between `prepare` and `prefill`, when its clip was still awaited."""
     talker = bare._pipeline._engines.talker
     assert talker is not None

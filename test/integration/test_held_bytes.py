@@ -30,7 +30,7 @@ SIDE = 256  # pixels of an image that is small as a file
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
+def server(omni) -> Iterator[Server]:
     with serving(omni, max_request_bytes=4 << 20, max_realtime_bytes=2 << 20) as running:
         yield running
 
@@ -59,7 +59,7 @@ def a_picture_item() -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [part]}
 
 
-def test_pictures_of_a_session_count_as_they_are_decoded(server: Server) -> None:
+def test_pictures_of_a_session_count_as_they_are_decoded(server) -> None:
     with calling(server) as caller:
         for _ in range(20):
             caller.send("conversation.item.create", item=a_picture_item())
@@ -80,7 +80,7 @@ def test_pictures_of_a_session_count_as_they_are_decoded(server: Server) -> None
 
 
 def test_pictures_of_a_request_that_are_too_much_are_refused_before_all_are_decoded(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server, monkeypatch
 ) -> None:
     decoded: list[str] = []
     decode = server.service.decoder.decode
@@ -99,7 +99,7 @@ def test_pictures_of_a_request_that_are_too_much_are_refused_before_all_are_deco
     nothing_is_held(server)
 
 
-def test_sound_counts_before_it_is_decoded(server: Server) -> None:
+def test_sound_counts_before_it_is_decoded(server) -> None:
     """Ten minutes in a file of a kilobyte are 110 MB with their features."""
     with client_of(server) as client, pytest.raises(openai.APIStatusError) as refused:
         client.audio.transcriptions.create(model=MODEL, file=("a.flac", flac(600)))
@@ -107,7 +107,7 @@ def test_sound_counts_before_it_is_decoded(server: Server) -> None:
     nothing_is_held(server)
 
 
-def test_bytes_of_all_are_bounded_and_who_comes_later_may_try_again(omni: Qwen3Omni) -> None:
+def test_bytes_of_all_are_bounded_and_who_comes_later_may_try_again(omni) -> None:
     with serving(omni, max_held_bytes=4 << 20) as server, client_of(server) as client:
         with calling(server) as caller:
             caller.send("conversation.item.create", item=a_picture_item())
@@ -120,7 +120,7 @@ def test_bytes_of_all_are_bounded_and_who_comes_later_may_try_again(omni: Qwen3O
         nothing_is_held(server)
 
 
-def test_instructions_and_tools_of_a_session_count(server: Server) -> None:
+def test_instructions_and_tools_of_a_session_count(server) -> None:
     with calling(server) as caller:
         caller.update(instructions="x" * 40_000)
         held = server.service.held.taken
@@ -136,7 +136,7 @@ def test_instructions_and_tools_of_a_session_count(server: Server) -> None:
     nothing_is_held(server)
 
 
-def test_input_of_one_response_counts_while_it_is_made(server: Server) -> None:
+def test_input_of_one_response_counts_while_it_is_made(server) -> None:
     with calling(server) as caller:
         caller.update(output_modalities=["text"], **SHORT)
         held = server.service.held.taken
@@ -154,9 +154,7 @@ def say_and_commit(caller: Caller) -> None:
     caller.send("input_audio_buffer.commit")
 
 
-def test_clips_that_wait_to_be_transcribed_count(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clips_that_wait_to_be_transcribed_count(server, monkeypatch) -> None:
     """Six turns of a second are 1.2 MB, and their sound that waits is there once more."""
 
     async def never(*_: Any) -> None:
@@ -175,7 +173,7 @@ def test_clips_that_wait_to_be_transcribed_count(
     nothing_is_held(server)
 
 
-def test_a_message_counts_until_the_next_one_is_read(omni: Qwen3Omni) -> None:
+def test_a_message_counts_until_the_next_one_is_read(omni) -> None:
     with serving(omni, max_held_bytes=3 << 20) as server:
         with opened(url_of(server)) as sock:
             sock.send("x" * (2 << 20))
@@ -201,9 +199,7 @@ SPOKEN: dict[str, Any] = {"seed": 12, "talker_max_new_tokens": 300, "runaway_spe
         ("/v1/audio/speech", {"input": "Hello", "voice": "alloy", "response_format": "wav"}),
     ],
 )
-def test_an_answer_counts_until_its_client_has_taken_it(
-    server: Server, path: str, asked: dict[str, Any]
-) -> None:
+def test_an_answer_counts_until_its_client_has_taken_it(server, path, asked) -> None:
     """Otherwise clients that read slowly would hold any number of them."""
     sent = json.dumps({**asked, **SPOKEN, "max_tokens": None}).encode()
     with connected(url_of(server)) as sock:
@@ -216,7 +212,7 @@ def test_an_answer_counts_until_its_client_has_taken_it(
     nothing_is_held(server)
 
 
-def test_one_key_can_not_take_all_sessions(omni: Qwen3Omni) -> None:
+def test_one_key_can_not_take_all_sessions(omni) -> None:
     with serving(omni, api_keys=KEYS, max_realtime_sessions=4) as server:
         with calling(server, KEYS[0]), calling(server, KEYS[0]):
             with pytest.raises(Exception, match="429"), calling(server, KEYS[0]):
@@ -226,7 +222,7 @@ def test_one_key_can_not_take_all_sessions(omni: Qwen3Omni) -> None:
         wait_until(lambda: server.service.sessions.taken == 0)
 
 
-def test_one_key_can_not_take_the_whole_queue(checkpoint: Any) -> None:
+def test_one_key_can_not_take_the_whole_queue(checkpoint) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=3) as omni:
         endless: dict[str, Any] = {**ASKED, "stream": True}
         endless["extra_body"] = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000}
@@ -246,7 +242,7 @@ def test_one_key_can_not_take_the_whole_queue(checkpoint: Any) -> None:
             assert two.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
 
 
-def test_what_a_request_held_comes_back_however_it_ends(server: Server) -> None:
+def test_what_a_request_held_comes_back_however_it_ends(server) -> None:
     with client_of(server) as client:
         client.chat.completions.create(**ASKED)
         for body in (b"{", b"x" * 10_000, json.dumps({**ASKED, "model": "other"}).encode()):

@@ -1,7 +1,6 @@
 """Rounds of load, speak and close, and what malloc, torch and the system still hold after them."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def test_closing_a_model_gives_back_what_malloc_keeps() -> None:
 
 @needs_proc
 @pytest.mark.skipif(allocated_mb() is None, reason="malloc is not glibc's of 2.33")
-def test_rounds_of_load_and_close_leave_nothing_behind(tmp_path: Path) -> None:
+def test_rounds_of_load_and_close_leave_nothing_behind(tmp_path) -> None:
     result = tmp_path / "leak.json"
     run_python("-m", "bench.leak", "--rounds", 5, "--max-frames", 4, "--json", result)
     summary = json.loads(result.read_text(encoding="utf-8"))["summary"]

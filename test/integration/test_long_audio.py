@@ -21,7 +21,7 @@ SECONDS = 36.1  # four windows, and one of 4.1 s whose last chunk is of 0.1 s
 
 
 @pytest.fixture(scope="module")
-def settings(checkpoint: Path) -> MelSettings:
+def settings(checkpoint) -> MelSettings:
     return MelSettings.of(WhisperFeatureExtractor.from_pretrained(checkpoint).to_dict())
 
 
@@ -81,7 +81,7 @@ def clip(levels: dict[float, float]) -> np.ndarray:
 
 @torch.no_grad()
 def test_windows_encoded_while_a_clip_arrives_are_those_of_the_whole_clip(
-    models: Models, config: OmniConfig, settings: MelSettings
+    models, config, settings
 ) -> None:
     for levels, expected in (
         # The loudest comes first: all windows are right, though all are under the floor in part.
@@ -158,7 +158,7 @@ print(len(rows), results_mb, peak_mb() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_a_long_clip_streams_through_in_the_memory_of_its_results(checkpoint: Path) -> None:
+def test_a_long_clip_streams_through_in_the_memory_of_its_results(checkpoint) -> None:
     """An hour with make test-all. In a process whose peak is its own, after a short clip there."""
     seconds = 3600 if RUNS_ALL else 900
     done = subprocess.run(

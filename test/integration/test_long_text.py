@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -21,13 +20,13 @@ ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
+def server(omni) -> Iterator[Server]:
     with serving(omni) as running:
         yield running
 
 
 @pytest.fixture
-def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def tokenised(monkeypatch) -> list[int]:
     """Lengths of the texts that have been tokenised."""
     lengths: list[int] = []
     encode = Tokenizer._encode
@@ -72,7 +71,7 @@ def chat(content: Any, **more: Any) -> bytes:
     ids=["text", "part", "system", "digits", "names"],
 )
 def test_text_that_fits_nothing_is_refused_while_others_are_answered(
-    server: Server, tokenised: list[int], body: bytes
+    server, tokenised, body
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, server, body)
@@ -88,7 +87,7 @@ def test_text_that_fits_nothing_is_refused_while_others_are_answered(
     assert max(tokenised, default=0) < 100
 
 
-def test_a_body_of_the_largest_size_is_answered(server: Server) -> None:
+def test_a_body_of_the_largest_size_is_answered(server) -> None:
     body = chat("Hi", metadata={"note": ""})
     size = ServerSettings().max_body_bytes
     note = ("one (two) and <three>; " * (size // 20))[: size - len(body)]
@@ -98,9 +97,7 @@ def test_a_body_of_the_largest_size_is_answered(server: Server) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 600])
-def test_text_that_fills_the_context_is_answered(
-    server: Server, omni: Qwen3Omni, count: int
-) -> None:
+def test_text_that_fills_the_context_is_answered(server, omni, count) -> None:
     """In one message, and in many."""
 
     def asked(word: str, times: int) -> list[dict[str, str]]:
@@ -124,9 +121,7 @@ def item(*content: Any) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": list(content)}
 
 
-def test_text_that_fits_nothing_is_refused_in_a_session_that_goes_on(
-    server: Server, tokenised: list[int]
-) -> None:
+def test_text_that_fits_nothing_is_refused_in_a_session_that_goes_on(server, tokenised) -> None:
     with calling(server) as caller:
         caller.update(instructions="Be brief.", max_output_tokens=2, output_modalities=["text"])
         tool = {"type": "function", "name": "f", "description": HUGE, "parameters": {}}

@@ -69,13 +69,13 @@ def mapped_bytes(file: Path) -> int:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path) -> Path:
     weights = {"first": torch.ones(2 * MB), "none": torch.ones(0), "last": torch.ones(1001)}
     save_file(weights, tmp_path / WEIGHTS_FILE)
     return tmp_path / WEIGHTS_FILE
 
 
-def test_tensors_are_those_of_the_file_wherever_they_lie(tmp_path: Path) -> None:
+def test_tensors_are_those_of_the_file_wherever_they_lie(tmp_path) -> None:
     """An odd number of bytes before the numbers of four bytes, none, and a shape without axes."""
     layout = {
         "odd": ((3,), torch.int8),
@@ -94,9 +94,7 @@ def test_tensors_are_those_of_the_file_wherever_they_lie(tmp_path: Path) -> None
 
 
 @needs_map_pages
-def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(checkpoint, tmp_path) -> None:
     config = read_config(checkpoint)
     plan = plan_of(checkpoint, config, dtype="float32")
     for model in MODELS:
@@ -112,7 +110,7 @@ def test_all_models_but_the_vision_encoder_are_mapped_at_the_load(
 
 @pytest.mark.skipif(find_library() is None, reason="torch computes over the mapped weights")
 @pytest.mark.skipif(not SMAPS.exists(), reason="no /proc/self/smaps")
-def test_no_page_of_code2wav_stays_beside_its_packed_copy(checkpoint: Path, tmp_path: Path) -> None:
+def test_no_page_of_code2wav_stays_beside_its_packed_copy(checkpoint, tmp_path) -> None:
     words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path / "tree")]
     assert cli.main([*words, "--dtype", "int4", "--context-length", "256"]) == 0
     with Qwen3Omni.load(checkpoint, compiled_path=tmp_path / "tree"):
@@ -140,7 +138,7 @@ def take_pages_away(tree: Path, until: threading.Event, taken: list[float]) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc/self/maps")
-def test_replies_stay_right_while_pages_are_taken_away(checkpoint: Path, tmp_path: Path) -> None:
+def test_replies_stay_right_while_pages_are_taken_away(checkpoint, tmp_path) -> None:
     words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path / "tree")]
     assert cli.main([*words, "--dtype", "int4", "--context-length", "256"]) == 0
     asked, done = [user(text("What colour is the sky?"))], threading.Event()

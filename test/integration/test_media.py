@@ -36,27 +36,27 @@ GRIDS = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory) -> Path:
     return write_deeper_checkpoint(tmp_path_factory.mktemp("deeper"))
 
 
 @pytest.fixture(scope="module")
-def config(checkpoint: Path) -> OmniConfig:
+def config(checkpoint) -> OmniConfig:
     return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def models(checkpoint: Path, config: OmniConfig) -> Models:
+def models(checkpoint, config) -> Models:
     return load_models(Checkpoint(checkpoint), config, torch.float32)
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
+def reference(checkpoint) -> Reference:
     return Reference(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def omni(checkpoint) -> Iterator[Qwen3Omni]:
     """Without the prefix cache, since a test calls its engines behind the runtime's back."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=2, reuse=False) as omni:
         yield omni
@@ -77,7 +77,7 @@ def reference_vision(reference: Reference, pictures: list[Visual]) -> torch.Tens
 @torch.no_grad()
 @pytest.mark.parametrize("name", GRIDS)
 def test_pictures_of_every_grid_are_encoded_as_the_references(
-    checkpoint: Path, models: Models, reference: Reference, name: str
+    checkpoint, models, reference, name
 ) -> None:
     """Every grid that the processor makes: rows for the thinker, and deepstack features."""
     pictures = [random_visual(checkpoint, grid) for grid in GRIDS[name]]
@@ -88,7 +88,7 @@ def test_pictures_of_every_grid_are_encoded_as_the_references(
 
 
 @torch.no_grad()
-def test_nothing_in_the_padding_of_a_frame_matters(checkpoint: Path, models: Models) -> None:
+def test_nothing_in_the_padding_of_a_frame_matters(checkpoint, models) -> None:
     """A bucket of patches gives what no bucket gives, whatever lies behind the real ones."""
     assert models.vision_encoder is not None
     pictures = [random_visual(checkpoint, grid) for grid in ((3, 4, 6), (1, 4, 4))]
@@ -107,7 +107,7 @@ def test_nothing_in_the_padding_of_a_frame_matters(checkpoint: Path, models: Mod
 
 
 @torch.no_grad()
-def test_frames_and_images_do_not_see_each_other(checkpoint: Path, models: Models) -> None:
+def test_frames_and_images_do_not_see_each_other(checkpoint, models) -> None:
     assert models.vision_encoder is not None
     vision = CpuVision(models.vision_encoder)
     video = random_visual(checkpoint, (2, 4, 4))
@@ -119,7 +119,7 @@ def test_frames_and_images_do_not_see_each_other(checkpoint: Path, models: Model
 
 @torch.no_grad()
 def test_a_long_video_becomes_patches_a_few_frames_at_a_time(
-    checkpoint: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+    checkpoint, models, monkeypatch
 ) -> None:
     """Memory of encoding does not grow with its length."""
     made, patches = [], Visual.patches
@@ -154,7 +154,7 @@ def skip_what_the_reference_cannot(prompt: Prompt) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_the_thinkers_logits_and_hidden_states_are_the_references(
-    omni: Qwen3Omni, config: OmniConfig, reference: Reference, name: str
+    omni, config, reference, name
 ) -> None:
     """Deepstack included; the accept layer's rows are those of every audio, image and video
     position, and none of them is zero."""
@@ -177,9 +177,7 @@ def test_the_thinkers_logits_and_hidden_states_are_the_references(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_reply_to_media_is_the_references(
-    omni: Qwen3Omni, reference: Reference, name: str
-) -> None:
+def test_a_reply_to_media_is_the_references(omni, reference, name) -> None:
     """Text, codes and audio, greedily."""
     case = CASES[name]
     skip_what_the_reference_cannot(
@@ -198,9 +196,7 @@ def test_a_reply_to_media_is_the_references(
 
 
 @pytest.mark.parametrize("seconds", [0.3, 7.9, 8.0, 8.1, 30.0, 120.0])
-def test_a_reply_to_a_clip_of_any_length_is_the_references(
-    omni: Qwen3Omni, reference: Reference, seconds: float
-) -> None:
+def test_a_reply_to_a_clip_of_any_length_is_the_references(omni, reference, seconds) -> None:
     if seconds == 8.1 and not TRANSFORMERS_5:
         pytest.skip("4.57 pads a window of under 1 s otherwise when it is given it alone")
     messages = [user(audio(seconds), text("What do you hear?"))]
@@ -209,7 +205,7 @@ def test_a_reply_to_a_clip_of_any_length_is_the_references(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_media_in_other_precisions(checkpoint: Path, dtype: str) -> None:
+def test_media_in_other_precisions(checkpoint, dtype) -> None:
     with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         result = omni.generate_audio(
             CASES["image-and-video"].messages,
@@ -220,7 +216,7 @@ def test_media_in_other_precisions(checkpoint: Path, dtype: str) -> None:
     assert result.audio.shape == (3 * 1920 - 555,)
 
 
-def test_media_reach_engines_in_processes_of_their_own(omni: Qwen3Omni, checkpoint: Path) -> None:
+def test_media_reach_engines_in_processes_of_their_own(omni, checkpoint) -> None:
     case = CASES["video-heard-and-image"]
     options = {"use_audio_in_video": True, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
     expected = omni.generate_audio(case.messages, **options, **GREEDY)

@@ -14,7 +14,6 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import apply_rotary
@@ -34,9 +33,7 @@ def random_ids(rows: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_thinker_prefill_and_accept_layer(
-    models: Models, config: OmniConfig, reference: Reference
-) -> None:
+def test_thinker_prefill_and_accept_layer(models, config, reference) -> None:
     """hidden_states[accept_hidden_layer] is the output of the layer before that number."""
     assert config.talker is not None
     ids = random_ids(30)
@@ -59,9 +56,7 @@ def test_thinker_prefill_and_accept_layer(
 
 @torch.no_grad()
 @pytest.mark.parametrize("axes", ["apart", "alike"])
-def test_thinker_positions_over_three_axes(
-    models: Models, config: OmniConfig, reference: Reference, axes: str
-) -> None:
+def test_thinker_positions_over_three_axes(models, config, reference, axes) -> None:
     """Interleaved MRoPE: positions that differ between time, height and width."""
     ids = random_ids(24)
     time = torch.arange(24)
@@ -77,9 +72,7 @@ def test_thinker_positions_over_three_axes(
 
 
 @torch.no_grad()
-def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
-    models: Models, config: OmniConfig
-) -> None:
+def test_thinker_decodes_slots_of_different_lengths_as_one_batch(models, config) -> None:
     """Each row of the batch is what the slot gives alone, whatever lies in the rest of the cache,
     and whichever slots take part."""
     lengths, lines = [5, 17, 9], [3, 0, 4]
@@ -124,7 +117,7 @@ def encoded(models: Models, batches: Iterable[WindowBatch]) -> torch.Tensor:
     ids=lambda frames: "-".join(map(str, frames)),
 )
 def test_clips_of_any_length_are_encoded_as_the_references(
-    models: Models, config: OmniConfig, reference: Reference, frames: list[int]
+    models, config, reference, frames
 ) -> None:
     """Windows of 8 s, clips apart. The oracle is the encoder of transformers 5, which keeps to
     the windows; 4.57's attends across them unless flash attention is on, so there each window is
@@ -152,7 +145,7 @@ def test_clips_of_any_length_are_encoded_as_the_references(
 
 
 @torch.no_grad()
-def test_audio_padding_does_not_matter(models: Models, config: OmniConfig) -> None:
+def test_audio_padding_does_not_matter(models, config) -> None:
     """Garbage after a clip's last token changes nothing that is kept."""
     (batch,) = window_batches([torch.randn(128, 300)], config.thinker.audio, 8)
     clean = encoded(models, [batch])
@@ -161,9 +154,7 @@ def test_audio_padding_does_not_matter(models: Models, config: OmniConfig) -> No
 
 
 @torch.no_grad()
-def test_talker_prefill_and_decode(
-    models: Models, config: OmniConfig, reference: Reference
-) -> None:
+def test_talker_prefill_and_decode(models, config, reference) -> None:
     """Logits of code 0 and the post-norm hidden state, by prefill and step by step."""
     assert config.talker is not None
     assert models.talker is not None
@@ -184,7 +175,7 @@ def test_talker_prefill_and_decode(
 
 
 @torch.no_grad()
-def test_projections_and_text_rows(models: Models, reference: Reference) -> None:
+def test_projections_and_text_rows(models, reference) -> None:
     assert models.text_projection is not None
     assert models.hidden_projection is not None
     weight = models.thinker.embedding.weight
@@ -200,7 +191,7 @@ def test_projections_and_text_rows(models: Models, reference: Reference) -> None
 
 
 @pytest.fixture(scope="module")
-def deep_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deep_checkpoint(tmp_path_factory) -> Path:
     """The tiny one's code predictor has one layer; drift and a cache by layer show in more."""
     predictor = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     changes = {"talker_config": {"code_predictor_config": predictor}}
@@ -210,7 +201,7 @@ def deep_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_code_predictor_teacher_forced(deep_checkpoint: Path, dtype: torch.dtype) -> None:
+def test_code_predictor_teacher_forced(deep_checkpoint, dtype) -> None:
     """Logits at each of the 15 steps. In bfloat16 both round at every operation, so the yardstick
     is the reference in float32: ours may be no further from it than the reference's own."""
     config = read_config(deep_checkpoint)
@@ -244,7 +235,7 @@ def reference_logits(
 
 
 @torch.no_grad()
-def test_norm_and_rotation_are_float32_inside(models: Models) -> None:
+def test_norm_and_rotation_are_float32_inside(models) -> None:
     """In bfloat16 they are the float32 result, rounded: once for the norm before its weight, once
     after the rotation. A norm that stays in bfloat16 is off in every third value."""
     assert models.code_predictor is not None
@@ -262,7 +253,7 @@ def test_norm_and_rotation_are_float32_inside(models: Models) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("width", [16, 2048])
-def test_norm_is_the_references(width: int) -> None:
+def test_norm_is_the_references(width) -> None:
     theirs = modeling.Qwen3OmniMoeRMSNorm(width, eps=1e-6)
     ours = RmsNorm(width, eps=1e-6)
     weight = 1 + 0.1 * torch.randn(width)
@@ -274,7 +265,7 @@ def test_norm_is_the_references(width: int) -> None:
 
 
 @torch.no_grad()
-def test_code_predictor_codes_and_feedback(deep_checkpoint: Path) -> None:
+def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
     """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
     config, reference = read_config(deep_checkpoint), Reference(deep_checkpoint)
     models = load_models(Checkpoint(deep_checkpoint), config, torch.float32)
@@ -294,7 +285,7 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint: Path) -> None:
 
 
 @torch.no_grad()
-def test_random_numbers_of_the_code_predictor_are_its_inputs(models: Models) -> None:
+def test_random_numbers_of_the_code_predictor_are_its_inputs(models) -> None:
     """The same uniforms give the same codes; top_k 1 is greedy whatever they are."""
     assert models.code_predictor is not None
     hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
@@ -310,9 +301,7 @@ def test_random_numbers_of_the_code_predictor_are_its_inputs(models: Models) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize("frames", [1, 2, 11, 12, 13, 60])
-def test_code2wav_gives_the_references_samples(
-    models: Models, config: OmniConfig, reference: Reference, frames: int
-) -> None:
+def test_code2wav_gives_the_references_samples(models, config, reference, frames) -> None:
     """One full forward, within and beyond the sliding window of 12."""
     assert models.code2wav is not None
     assert config.code2wav is not None

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from qwen3_omni_neuron.compilation.loading import load_engines
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.options import LoadOptions
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
@@ -60,12 +58,12 @@ HOW = [
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def spec(checkpoint: Path) -> EngineSpec:
+def spec(checkpoint) -> EngineSpec:
     return eager_spec(checkpoint)
 
 
@@ -75,27 +73,25 @@ def omni_over(engines: Engines, spec: EngineSpec, prompt_builder: PromptBuilder)
 
 
 @pytest.fixture(scope="module")
-def toolchain(spec: EngineSpec) -> EagerToolchain:
+def toolchain(spec) -> EagerToolchain:
     return EagerToolchain(spec)
 
 
 @pytest.fixture(scope="module")
-def neuron(
-    spec: EngineSpec, prompt_builder: PromptBuilder, toolchain: EagerToolchain
-) -> Iterator[Qwen3Omni]:
+def neuron(spec, prompt_builder, toolchain) -> Iterator[Qwen3Omni]:
     engines = Engines.of(build_engines(spec, toolchain=toolchain))
     with omni_over(engines, spec, prompt_builder) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def cpu(spec: EngineSpec, prompt_builder: PromptBuilder) -> Iterator[Qwen3Omni]:
+def cpu(spec, prompt_builder) -> Iterator[Qwen3Omni]:
     with omni_over(cpu_engines(spec), spec, prompt_builder) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def expected(cpu: Qwen3Omni) -> list[SpeechResult]:
+def expected(cpu) -> list[SpeechResult]:
     return [cpu.generate_audio(m, **LIMITS, **options) for m, options in REQUESTS]
 
 
@@ -108,14 +104,14 @@ def assert_same(ours: SpeechResult, theirs: SpeechResult) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_a_reply_is_the_cpus(neuron: Qwen3Omni, expected: list[SpeechResult], number: int) -> None:
+def test_a_reply_is_the_cpus(neuron, expected, number) -> None:
     messages, options = REQUESTS[number]
     result = neuron.generate_audio(messages, **LIMITS, **options)
     assert_same(result, expected[number])
     assert len(result.codes) == 14
 
 
-def test_replies_at_once_are_those_alone(neuron: Qwen3Omni, expected: list[SpeechResult]) -> None:
+def test_replies_at_once_are_those_alone(neuron, expected) -> None:
     """Twice as many as slots: batches of one, of two beside padding, and of three; slots that
     others have used."""
     streams = [neuron.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
@@ -125,14 +121,12 @@ def test_replies_at_once_are_those_alone(neuron: Qwen3Omni, expected: list[Speec
 
 
 @pytest.fixture(scope="module")
-def both(cpu: Qwen3Omni, neuron: Qwen3Omni) -> tuple[Engines, Engines]:
+def both(cpu, neuron) -> tuple[Engines, Engines]:
     return cpu._pipeline._engines, neuron._pipeline._engines
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
-def test_the_talkers_steps_of_slots_in_any_order_are_the_cpus(
-    both: tuple[Engines, Engines], toolchain: EagerToolchain, order: list[int]
-) -> None:
+def test_the_talkers_steps_of_slots_in_any_order_are_the_cpus(both, toolchain, order) -> None:
     spoken = []
     for engines in both:
         talker: Any = engines.talker
@@ -153,9 +147,7 @@ def test_the_talkers_steps_of_slots_in_any_order_are_the_cpus(
     assert toolchain.decoders["talker"].called[-1][0] == f"decode {SLOTS}"
 
 
-def test_every_graph_is_called_once_before_the_first_request(
-    spec: EngineSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_graph_is_called_once_before_the_first_request(spec, caplog) -> None:
     simulated = EagerToolchain(spec)
     with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
         engines = Engines.of(build_engines(spec, toolchain=simulated))
@@ -190,7 +182,7 @@ def close(engines: Engines) -> None:
         engine.close()
 
 
-def test_a_graph_that_fails_at_its_first_call_fails_the_load(spec: EngineSpec) -> None:
+def test_a_graph_that_fails_at_its_first_call_fails_the_load(spec) -> None:
     for part, label in (
         ("audio_encoder", "audio_encoder[windows=4]"),
         ("code_predictor", "code_predictor[slots=3,top_k=50]"),
@@ -203,7 +195,7 @@ def test_a_graph_that_fails_at_its_first_call_fails_the_load(spec: EngineSpec) -
 
 
 def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
-    neuron: Qwen3Omni, toolchain: EagerToolchain, expected: list[SpeechResult]
+    neuron, toolchain, expected
 ) -> None:
     for part, label in (
         ("audio_encoder", "audio_encoder[windows=4]"),
@@ -221,7 +213,7 @@ def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
         assert_same(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
 
 
-def test_more_codes_than_were_compiled_are_refused_at_submission(neuron: Qwen3Omni) -> None:
+def test_more_codes_than_were_compiled_are_refused_at_submission(neuron) -> None:
     for top_k, said in ((51, "is 51, which is 51 codes"), (0, r"is 0, which is \d+ codes")):
         with pytest.raises(
             OptionError, match=rf"predictor_top_k {said}.* at most 50. Ask for 1 to 50"
@@ -231,11 +223,7 @@ def test_more_codes_than_were_compiled_are_refused_at_submission(neuron: Qwen3Om
 
 
 def test_each_stage_in_a_process_with_cores_of_its_own(
-    spec: EngineSpec,
-    prompt_builder: PromptBuilder,
-    expected: list[SpeechResult],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec, prompt_builder, expected, tmp_path, monkeypatch
 ) -> None:
     """Through real processes, each of which says what it was given."""
     monkeypatch.setenv(REPORT, str(tmp_path))

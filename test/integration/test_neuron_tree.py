@@ -24,7 +24,6 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, NotInstalledError, OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.compile import compile_model, expected_bytes
@@ -53,13 +52,13 @@ class FailingToolchain(SimulatedToolchain):
 
 
 @pytest.fixture(scope="module")
-def plan(checkpoint: Path, config: OmniConfig) -> CompilePlan:
+def plan(checkpoint, config) -> CompilePlan:
     settings = SETTINGS | {"tp": 2, "dtype": "float32"}
     return plan_of(checkpoint, config, "neuron", **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(plan, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("neuron") / "tree"
     with compiled_here():
         outcome = compile_tree(plan, folder, SIMULATED)
@@ -69,22 +68,18 @@ def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def spec(
-    tree: Path, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
-) -> EngineSpec:
+def spec(tree, checkpoint, config, prompt_builder) -> EngineSpec:
     plan = open_tree(tree, checkpoint, config, TARGETS, {})
     return EngineSpec(plan, config, prompt_builder.newline_id, tree)
 
 
 @pytest.fixture(scope="module")
-def both(
-    spec: EngineSpec, checkpoint: Path, prompt_builder: PromptBuilder
-) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
+def both(spec, checkpoint, prompt_builder) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
     """On the CPU, and from the tree."""
     defaults = read_generation_defaults(checkpoint)
     theirs = Engines.of(build_engines(spec, toolchain=TOOLCHAIN))
@@ -97,7 +92,7 @@ def both(
 
 
 @pytest.mark.parametrize("name", ["image-and-audio", "two-clips"])
-def test_a_reply_from_the_tree_is_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni], name: str) -> None:
+def test_a_reply_from_the_tree_is_the_cpus(both, name) -> None:
     ours, theirs = (o.generate_audio(CASES[name].messages, seed=3, **LIMITS) for o in both)
     assert theirs.token_ids == ours.token_ids
     assert theirs.codes.tolist() == ours.codes.tolist()
@@ -106,9 +101,7 @@ def test_a_reply_from_the_tree_is_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni], na
 
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"thinker", "talker"}))
-def test_the_manifest_has_a_record_of_every_graph_of_a_model(
-    spec: EngineSpec, tree: Path, model: str
-) -> None:
+def test_the_manifest_has_a_record_of_every_graph_of_a_model(spec, tree, model) -> None:
     """The unit tests of graphs hold these against the modules."""
     graphs = [g for g in all_graphs(spec.config, spec.plan) if g.part in MODEL_PARTS[model]]
     assert graphs
@@ -125,14 +118,14 @@ def test_the_manifest_has_a_record_of_every_graph_of_a_model(
             ] == wanted
 
 
-def test_the_expected_bytes_are_those_of_the_weights(plan: CompilePlan, tree: Path) -> None:
+def test_the_expected_bytes_are_those_of_the_weights(plan, tree) -> None:
     for model, record in read_manifest(tree).models.items():
         expected = expected_bytes(plan, model)
         assert expected <= record.bytes <= expected + HEADER_BYTES, model
 
 
 def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alone(
-    plan: CompilePlan, tree: Path, tmp_path: Path
+    plan, tree, tmp_path
 ) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
     (copy / "vision" / "vision_encoder" / "graphs.json").unlink()
@@ -148,9 +141,7 @@ def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alo
 
 
 @pytest.mark.skipif(not WITHOUT_SDK, reason="the Neuron SDK, or its sources, are here")
-def test_without_the_sdk_it_says_what_is_not_there(
-    checkpoint: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_sdk_it_says_what_is_not_there(checkpoint, tree, tmp_path, capsys) -> None:
     said = "target neuron needs torch_neuronx, libneuronxla, neuronx_distributed"
     words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path), "--target", "neuron"]
     assert cli.main([*words, "--dtype", "float32"]) == 1
@@ -160,7 +151,7 @@ def test_without_the_sdk_it_says_what_is_not_there(
         Qwen3Omni.load(checkpoint, compiled_path=tree, instance="trn2.48xlarge")
 
 
-def test_what_does_not_fit_a_target_is_refused(checkpoint: Path, tree: Path) -> None:
+def test_what_does_not_fit_a_target_is_refused(checkpoint, tree) -> None:
     with pytest.raises(
         OptionError, match=r"give compiled_path. To compile: qwen3-omni-neuron comp"
     ):
@@ -173,9 +164,7 @@ def test_what_does_not_fit_a_target_is_refused(checkpoint: Path, tree: Path) -> 
         Qwen3Omni.load(checkpoint, compiled_path=tree, placement="split", instance="trn2.3xlarge")
 
 
-def test_another_sdk_is_refused(
-    tree: Path, checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+def test_another_sdk_is_refused(tree, checkpoint, config, tmp_path) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
     raw = json.loads((copy / MANIFEST_FILE).read_text())
     raw["versions"]["neuronx-cc"] = "2.25.1"

@@ -37,13 +37,13 @@ SILENT_MS = 200  # after speech_started
 
 
 @pytest.fixture(scope="module")
-def server(speaking: Qwen3Omni) -> Iterator[Server]:
+def server(speaking) -> Iterator[Server]:
     with serving(speaking) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not CHROMIUM:
         pytest.skip("there is no Chromium: `make chromium` installs Debian's")
@@ -54,7 +54,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
+def visitor(browser, server) -> Iterator[Visitor]:
     """The page, with a microphone that says what a test wants."""
     with visiting(browser, url_of(server), puppet=True) as made:
         yield made
@@ -98,9 +98,7 @@ def test_the_page_is_open_and_strict() -> None:
 # What is heard and said.
 
 
-def test_a_question_is_heard_and_its_answer_sounds(
-    browser: Any, server: Server, judge: Judge
-) -> None:
+def test_a_question_is_heard_and_its_answer_sounds(browser, server, judge) -> None:
     """From the browser's own fake microphone to its loudspeaker, in the asked voice, with nothing
     asked of any other server."""
     with visiting(browser, url_of(server)) as visitor:
@@ -126,9 +124,7 @@ def test_a_question_is_heard_and_its_answer_sounds(
         assert visitor.problems == []
 
 
-def test_a_model_that_transcribes_questions_has_them_written(
-    browser: Any, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_transcribes_questions_has_them_written(browser, server, monkeypatch) -> None:
     """It has an instruction for that. The one that ships would answer, which nobody has said."""
     url = url_of(server)
     [entry] = ask(url + "/v1/models").json()["data"]
@@ -147,7 +143,7 @@ def test_a_model_that_transcribes_questions_has_them_written(
         assert visitor.problems == []
 
 
-def test_speech_interrupts_the_answer(visitor: Visitor, judge: Judge) -> None:
+def test_speech_interrupts_the_answer(visitor, judge) -> None:
     """The loudspeaker is silent at once, the server is told what was heard, and the second
     question has its answer. The first one waits for it: it would be over on a slow machine."""
     page = visitor.page
@@ -196,7 +192,7 @@ def test_speech_interrupts_the_answer(visitor: Visitor, judge: Judge) -> None:
     assert texts(visitor, "answer")[1] == "eight"
 
 
-def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
+def test_push_to_talk_by_the_keyboard(visitor, judge) -> None:
     """From the first Tab to the answer; what is said beside the held button is not sent."""
     page = visitor.page
     focus = "[document.activeElement].map((x) => x.id || x.value || x.type)[0]"
@@ -234,7 +230,7 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     assert [word.word for word in words(judge, visitor.heard())] == ["eight"]
 
 
-def test_a_written_question_and_an_image(visitor: Visitor, tmp_path: Path) -> None:
+def test_a_written_question_and_an_image(visitor, tmp_path) -> None:
     """Without a microphone. A large image is made smaller before it is sent."""
     image = tmp_path / "noise.png"
     made = noise_image(3000, 400)
@@ -259,7 +255,7 @@ def test_a_written_question_and_an_image(visitor: Visitor, tmp_path: Path) -> No
     assert visitor.page.evaluate("asked") is None
 
 
-def test_a_key_is_asked_for(browser: Any, server: Server) -> None:
+def test_a_key_is_asked_for(browser, server) -> None:
     """It goes as a subprotocol, never as a part of an address."""
     with (
         serving(server.service.model.take(), api_keys=("right-key",)) as locked,
@@ -280,7 +276,7 @@ def test_a_key_is_asked_for(browser: Any, server: Server) -> None:
         assert not any("right-key" in url for url in visitor.requests)
 
 
-def test_a_camera_shows_each_question(visitor: Visitor) -> None:
+def test_a_camera_shows_each_question(visitor) -> None:
     """Its picture goes before what is said and what is written, until it is switched off."""
     page = visitor.page
     camera = page.get_by_role("button", name=CAMERA)
@@ -312,7 +308,7 @@ def test_a_camera_shows_each_question(visitor: Visitor) -> None:
 # What the model says of itself.
 
 
-def test_the_small_model_introduces_itself(visitor: Visitor, server: Server) -> None:
+def test_the_small_model_introduces_itself(visitor, server) -> None:
     """With questions that it answers, whether they are clicked or said."""
     omni, dice = server.service.model.take(), random.Random(1)
 
@@ -340,7 +336,7 @@ def test_the_small_model_introduces_itself(visitor: Visitor, server: Server) -> 
     assert texts(visitor, "answer") == ["five", "red blue"]
 
 
-def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
+def test_what_a_model_says_of_itself_is_text(browser) -> None:
     """Markup in a checkpoint's folder stays text, and a model that says nothing adds nothing."""
     model: Any = ScriptedModel(["hello"])
     with serving(model) as server:
@@ -366,7 +362,7 @@ def test_what_a_model_says_of_itself_is_text(browser: Any) -> None:
 # What may go wrong.
 
 
-def test_whoever_is_in_a_hurry_gets_one_session(visitor: Visitor) -> None:
+def test_whoever_is_in_a_hurry_gets_one_session(visitor) -> None:
     """Two clicks are one; what has ended leaves neither sound nor microphone open; a session that
     begins at once is its own."""
     page = visitor.page
@@ -387,7 +383,7 @@ def test_whoever_is_in_a_hurry_gets_one_session(visitor: Visitor) -> None:
     assert page.is_hidden("#problem")
 
 
-def test_a_microphone_that_comes_too_late_or_goes(visitor: Visitor) -> None:
+def test_a_microphone_that_comes_too_late_or_goes(visitor) -> None:
     page = visitor.page
     page.evaluate("() => { window.allowed = new Promise((yes) => (window.allow = yes)) }")
     page.click("#talk")
@@ -409,7 +405,7 @@ def test_a_microphone_that_comes_too_late_or_goes(visitor: Visitor) -> None:
     assert states == ["ended", "ended", "live"]
 
 
-def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Visitor) -> None:
+def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor) -> None:
     """Another one is opened meanwhile, for a new conversation."""
     page = visitor.page
     page.fill("#text", "say seven red goodbye white")
@@ -431,7 +427,7 @@ def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Vis
     visitor.until("contexts.every((x) => x.state === 'closed')")
 
 
-def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Omni) -> None:
+def test_a_server_that_can_t_be_reached_is_named(browser, speaking) -> None:
     """Tries end some time, and begin again with Start; what was said stays."""
     with ExitStack() as running, browser.new_context() as context:
         server = running.enter_context(serving(speaking))
@@ -460,7 +456,7 @@ def test_a_server_that_can_t_be_reached_is_named(browser: Any, speaking: Qwen3Om
 # What the user may choose, and take along.
 
 
-def test_an_answer_can_be_heard_again_saved_and_copied(visitor: Visitor, judge: Judge) -> None:
+def test_an_answer_can_be_heard_again_saved_and_copied(visitor, judge) -> None:
     page = visitor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.fill("#text", "say seven red")
@@ -500,7 +496,7 @@ def test_an_answer_can_be_heard_again_saved_and_copied(visitor: Visitor, judge: 
     visitor.until("contexts.every((x) => x.state === 'closed')")
 
 
-def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Server) -> None:
+def test_the_user_chooses_prompt_language_and_devices(browser, server) -> None:
     """The language is asked for in the instructions: the server's transcripts have none."""
     with visiting(browser, url_of(server)) as visitor:
         page = visitor.page
@@ -537,7 +533,7 @@ def test_the_user_chooses_prompt_language_and_devices(browser: Any, server: Serv
 # What it looks like, and is read as.
 
 
-def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
+def test_a_written_answer_is_read_out(visitor) -> None:
     got = visitor.page.evaluate(
         """async () => {
           const { Answer } = await import("/page/conversation.js");
@@ -555,7 +551,7 @@ def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("rate", [16000, 44100, 48000, 96000])
-def test_the_microphone_is_resampled(visitor: Visitor, rate: int) -> None:
+def test_the_microphone_is_resampled(visitor, rate) -> None:
     """A tone stays what it is; one that 24 kHz can't have is gone, not folded down."""
     got = np.array(visitor.page.evaluate(CAPTURED, [rate, 440])) / 32767
     assert len(got) % 480 == 0 and 23000 < len(got) <= 24000

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,14 @@ def calls() -> Calls:
 
 
 @pytest.fixture
-def caching(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
+def caching(checkpoint, calls) -> Iterator[Qwen3Omni]:
     """A model of three slots whose engine calls are recorded."""
     with Qwen3Omni.load(checkpoint, max_concurrency=3, wrap_engines=watching(calls)) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def anew(checkpoint_of_seed: Any) -> Iterator[Qwen3Omni]:
+def anew(checkpoint_of_seed) -> Iterator[Qwen3Omni]:
     """A model that computes every prompt anew."""
     with Qwen3Omni.load(checkpoint_of_seed(1), max_concurrency=3, reuse=False) as omni:
         yield omni
@@ -51,9 +50,7 @@ def reply(result: SpeechResult) -> dict[str, Any]:
     return {"role": "assistant", "content": result.text}
 
 
-def test_a_second_turn_computes_only_what_is_new(
-    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
-) -> None:
+def test_a_second_turn_computes_only_what_is_new(caching, anew, calls) -> None:
     messages: Messages = [SYSTEM, user(text("Look and listen."), image(64, 64), audio(9.0))]
     first = caching.generate_audio(messages, seed=1, **LIMITS)
     assert first.timings.reused_tokens == 0
@@ -75,7 +72,7 @@ def test_a_second_turn_computes_only_what_is_new(
 
 
 def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
-    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+    caching, anew, calls
 ) -> None:
     """The second is admitted while the first is at its prompt; its rows are copied then."""
     questions = [[SYSTEM, user(text(words))] for words in ("Who are you?", "What time is it?")]
@@ -95,7 +92,7 @@ def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
 
 
 def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
-    caching: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+    caching, anew, calls
 ) -> None:
     question: Messages = [SYSTEM, user(text("Listen:"), audio(1.5), text("Well?"))]
     calls.gate.clear()
@@ -111,7 +108,7 @@ def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_prompt_that_fails_leaves_no_rows_in_the_cache(
-    checkpoint: Path, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, slots: int
+    checkpoint, anew, monkeypatch, slots
 ) -> None:
     """Nor of what its slot held before in the places of its own rows."""
     calls = ungated()
@@ -167,9 +164,7 @@ TURNS = st.builds(
 )
 
 
-def test_any_conversations_are_the_same_with_and_without_the_cache(
-    checkpoint: Path, anew: Qwen3Omni
-) -> None:
+def test_any_conversations_are_the_same_with_and_without_the_cache(checkpoint, anew) -> None:
     """Four conversations over three slots that branch, are cancelled, and lose their slots.
 
     Sampled codes and tokens show that logits are the same to the bit.

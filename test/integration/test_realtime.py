@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
-from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Session
 from testing.http_server import same_sound, wait_until
 from testing.media_cases import noise_image
@@ -37,7 +35,7 @@ WRITTEN = [
 
 
 @pytest.fixture
-def caller(server: Server) -> Iterator[Caller]:
+def caller(server) -> Iterator[Caller]:
     """A session of the tiny checkpoint that is pushed to talk, at 16 kHz, with short replies."""
     with calling(server) as made:
         made.update(audio=PUSH_TO_TALK, **SHORT)
@@ -45,13 +43,13 @@ def caller(server: Server) -> Iterator[Caller]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+def _nothing_is_left(omni) -> Iterator[None]:
     """Every test leaves all slots free."""
     yield
     wait_until(lambda: not omni.status().running and not omni.status().queued)
 
 
-def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
+def test_a_written_reply(omni, caller) -> None:
     caller.write("Hello")
     events = caller.answer(output_modalities=["text"])
     assert kinds(events) == WRITTEN
@@ -62,7 +60,7 @@ def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
     assert response.output_modalities == ["text"]
 
 
-def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None:
+def test_instructions_options_and_voice(omni, caller) -> None:
     """Those of the session, and over them those of one response."""
     hello: Any = {"role": "user", "content": "Hello"}
     voice = omni.info.speakers[1]
@@ -91,9 +89,7 @@ def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None
     assert second[-1].response.audio.output.voice == other
 
 
-def test_a_response_of_conversation_none_stays_out_of_the_conversation(
-    omni: Qwen3Omni, caller: Caller
-) -> None:
+def test_a_response_of_conversation_none_stays_out_of_the_conversation(omni, caller) -> None:
     """Its input are items of its own and of the conversation, and it leaves nothing behind."""
     first = caller.write("Hello")
     caller.write("Not this")
@@ -118,13 +114,13 @@ def test_a_response_of_conversation_none_stays_out_of_the_conversation(
     assert text_of(events) == omni.generate_text(both, literal_text=True, **SHORT).text
 
 
-def test_a_greeting_before_anybody_has_said_anything(omni: Qwen3Omni, caller: Caller) -> None:
+def test_a_greeting_before_anybody_has_said_anything(omni, caller) -> None:
     events = caller.answer(instructions="Greet.", output_modalities=["text"])
     asked: Any = [{"role": "system", "content": "Greet."}, {"role": "user", "content": ""}]
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: Caller) -> None:
+def test_items_are_inserted_at_their_place_and_deleted(omni, caller) -> None:
     png = io.BytesIO()
     noise_image(64, 64).save(png, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
@@ -159,9 +155,7 @@ def test_items_are_inserted_at_their_place_and_deleted(omni: Qwen3Omni, caller: 
     assert caller.until("conversation.item.retrieved")[-1].item.content[0].image_url == url
 
 
-def test_truncate_keeps_the_text_of_the_sound_that_was_heard(
-    omni: Qwen3Omni, caller: Caller
-) -> None:
+def test_truncate_keeps_the_text_of_the_sound_that_was_heard(omni, caller) -> None:
     """Truncation cuts the history; beyond the end it is an error."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
     caller.write("Hello")
@@ -189,7 +183,7 @@ def test_truncate_keeps_the_text_of_the_sound_that_was_heard(
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
 
 
-def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller: Caller) -> None:
+def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller) -> None:
     """The second one is played after the first, and so not at all."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
     caller.update(thinker_eos_token_id=10**6)
@@ -208,7 +202,7 @@ def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller: Ca
     assert kinds(caller.until("output_audio_buffer.cleared")) == ["output_audio_buffer.cleared"]
 
 
-def test_what_a_client_has_truncated_is_not_truncated_again(caller: Caller) -> None:
+def test_what_a_client_has_truncated_is_not_truncated_again(caller) -> None:
     """Its playback has stopped, though not all of the sound could have been played yet."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
     caller.update(thinker_eos_token_id=10**6)
@@ -222,7 +216,7 @@ def test_what_a_client_has_truncated_is_not_truncated_again(caller: Caller) -> N
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_response_cancel_ends_the_running_response_alone(caller: Caller) -> None:
+def test_response_cancel_ends_the_running_response_alone(caller) -> None:
     caller.send("response.cancel", event_id="early")
     error = caller.until("error")[-1].error
     assert (error.code, error.event_id) == ("response_cancel_not_active", "early")
@@ -244,7 +238,7 @@ TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 CALLED = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
 
 
-def test_calls_of_tools(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_tools(server, monkeypatch) -> None:
     """A reply's text before a call is spoken, the call an item; its result goes to the model."""
     asked: list[Any] = []
 
@@ -292,9 +286,7 @@ def test_calls_of_tools(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
     assert [message["role"] for message in second] == ["user", "assistant", "tool"]
 
 
-def test_a_reply_that_fails_is_a_response_that_says_so(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_fails_is_a_response_that_says_so(server, monkeypatch) -> None:
     """Before its first event, and in the middle; the session goes on."""
     real, failures = Session.respond, [BusyError("all slots are in use."), LateError("too late.")]
 
@@ -327,7 +319,7 @@ def test_a_reply_that_fails_is_a_response_that_says_so(
         assert caller.answer()[-1].response.status != "failed"
 
 
-def test_max_output_tokens_of_a_session_hold_until_it_is_updated(caller: Caller) -> None:
+def test_max_output_tokens_of_a_session_hold_until_it_is_updated(caller) -> None:
     caller.update(max_output_tokens=2, thinker_max_new_tokens=None)
     caller.write("Hello")
     text = {"output_modalities": ["text"], "thinker_eos_token_id": 10**6}

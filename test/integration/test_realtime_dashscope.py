@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Resampler
@@ -82,7 +81,7 @@ def flat(
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+def _nothing_is_left(omni) -> Iterator[None]:
     yield
     wait_until(lambda: not omni.status().running and not omni.status().queued)
 
@@ -98,7 +97,7 @@ def sound(events: Sequence[Mapping[str, Any]]) -> bytes:
     return b"".join(map(base64.b64decode, parts))
 
 
-def test_dashscopes_clients_are_heard_at_16_khz(omni: Qwen3Omni, server: Server) -> None:
+def test_dashscopes_clients_are_heard_at_16_khz(omni, server) -> None:
     """By path or header; the same sound at another rate has another answer."""
     for path, headers, formats in (
         (DASHSCOPE_PATH, {}, ("pcm16", "pcm16")),
@@ -135,7 +134,7 @@ def test_dashscopes_clients_are_heard_at_16_khz(omni: Qwen3Omni, server: Server)
             assert caller.next()["type"] == "session.finished"
 
 
-def test_a_frame_of_dashscopes_is_an_image_of_the_turn(omni: Qwen3Omni, server: Server) -> None:
+def test_a_frame_of_dashscopes_is_an_image_of_the_turn(omni, server) -> None:
     jpeg = io.BytesIO()
     noise_image(64, 64).save(jpeg, "JPEG")
     samples = question()
@@ -158,7 +157,7 @@ def test_a_frame_of_dashscopes_is_an_image_of_the_turn(omni: Qwen3Omni, server: 
             assert (error["param"], error["event_id"]) == ("image", "mine")
 
 
-def test_session_finished_comes_after_the_response(server: Server) -> None:
+def test_session_finished_comes_after_the_response(server) -> None:
     with flat(server, DASHSCOPE_PATH) as (caller, _):
         caller.update(**SDK_SESSION | SHORT)
         caller.send("response.create")
@@ -182,9 +181,7 @@ def test_session_finished_comes_after_the_response(server: Server) -> None:
         (SDK, {"temperature": -1}, "session.temperature"),
     ],
 )  # fmt: skip
-def test_after_a_refused_first_update_no_sound_is_taken(
-    server: Server, headers: dict[str, str], wrong: dict[str, Any], param: str
-) -> None:
+def test_after_a_refused_first_update_no_sound_is_taken(server, headers, wrong, param) -> None:
     """Errors name the fields that the client knows."""
     with flat(server, "/v1/realtime", headers) as (caller, _):
         caller.send("session.update", session=wrong)
@@ -229,7 +226,7 @@ TOOL = {"name": "f", "description": "F", "parameters": {"type": "object"}}
           "max_output_tokens": 9, "thinker_presence_penalty": 0.5}),
     ],
 )  # fmt: skip
-def test_fields_of_a_flat_session(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_fields_of_a_flat_session(given, wanted) -> None:
     made = dashscope.heard({"type": "session.update", "session": given})
     assert made == {"type": "session.update", "session": wanted}
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import keep_all
 from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
@@ -33,7 +32,7 @@ LONG |= {"talker_max_new_tokens": 4000, "seed": 3}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+def _nothing_is_left(omni) -> Iterator[None]:
     """Every test leaves all slots free, and no thread of a session."""
     before = set(threading.enumerate())
     yield
@@ -127,7 +126,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
 
 
 @pytest.mark.parametrize("sent", range(len(WRONG)))
-def test_a_wrong_event_is_an_error_that_names_it(shared: Caller, sent: int) -> None:
+def test_a_wrong_event_is_an_error_that_names_it(shared, sent) -> None:
     event, param, code = WRONG[sent]
     shared.send(**{"kind": event.pop("type", None), **event, "event_id": f"mine {sent}"})
     if param is None and not code:
@@ -143,7 +142,7 @@ def test_a_wrong_event_is_an_error_that_names_it(shared: Caller, sent: int) -> N
 
 
 @pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[Caller]:
+def shared(server) -> Iterator[Caller]:
     """One session for all wrong events, which still answers after them."""
     with calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, **SHORT)
@@ -154,13 +153,13 @@ def shared(server: Server) -> Iterator[Caller]:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", '"a"', "null", "[" * 5000, b"\0\1"])
-def test_a_message_that_is_no_event_gets_an_error(shared: Caller, text: Any) -> None:
+def test_a_message_that_is_no_event_gets_an_error(shared, text) -> None:
     shared.connection._connection.send(text)
     code = shared.until("error")[-1].error.code
     assert code == ("body_too_complex" if text == "[" * 5000 else "invalid_json")
 
 
-def test_an_event_beyond_all_limits_ends_its_session_alone(server: Server) -> None:
+def test_an_event_beyond_all_limits_ends_its_session_alone(server) -> None:
     with calling(server) as other, calling(server) as caller:
         with pytest.raises(ConnectionClosed):
             caller.connection._connection.send("x" * (25 << 20))
@@ -168,7 +167,7 @@ def test_an_event_beyond_all_limits_ends_its_session_alone(server: Server) -> No
         other.update(**SHORT)
 
 
-def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server: Server) -> None:
+def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server) -> None:
     half: Any = "a \ud800"
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": half}]}
     with calling(server) as caller:
@@ -184,7 +183,7 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server: Se
         assert caller.update(instructions="a 😀", **SHORT).instructions == "a 😀"
 
 
-def test_random_events_leave_their_session_answering(omni: Qwen3Omni, server: Server) -> None:
+def test_random_events_leave_their_session_answering(omni, server) -> None:
     """Events of any kind, order and content, for one session that answers at the end."""
     dice = random.Random(7)
     sound = base64.b64encode(np.zeros(800, "<i2").tobytes()).decode()
@@ -243,7 +242,7 @@ def test_random_events_leave_their_session_answering(omni: Qwen3Omni, server: Se
     wait_until(lambda: not omni.status().running)
 
 
-def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
+def test_a_page_of_another_host_may_not_open_it(omni) -> None:
     with serving(omni, allowed_origins=("https://example.org",)) as server:
         own = f"http://127.0.0.1:{server.port}"
         for origin in (own, "https://example.org", None):
@@ -261,14 +260,14 @@ def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
             assert b" 403 " in sock.recv(100)
 
 
-def test_a_socket_of_another_model_or_path_is_refused(server: Server) -> None:
+def test_a_socket_of_another_model_or_path_is_refused(server) -> None:
     status, error = refusal(server, path="/v1/realtime?model=other")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     with pytest.raises(InvalidStatus, match="404"):
         opened(url_of(server), path="/v1/nothing")
 
 
-def test_the_number_and_duration_of_sessions_are_limited(omni: Qwen3Omni) -> None:
+def test_the_number_and_duration_of_sessions_are_limited(omni) -> None:
     with serving(omni, max_realtime_sessions=1, max_realtime_s=1.5) as server:
         with calling(server) as caller:
             status, error = refusal(server)
@@ -281,7 +280,7 @@ def test_the_number_and_duration_of_sessions_are_limited(omni: Qwen3Omni) -> Non
             pass
 
 
-def test_the_bytes_of_a_session_are_limited(omni: Qwen3Omni) -> None:
+def test_the_bytes_of_a_session_are_limited(omni) -> None:
     """Sound and items together; what leaves makes room again."""
     with serving(omni, max_realtime_bytes=600_000) as server, calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, **SHORT)
@@ -301,7 +300,7 @@ def test_the_bytes_of_a_session_are_limited(omni: Qwen3Omni) -> None:
         caller.until("input_audio_buffer.cleared")
 
 
-def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
+def test_responses_count_towards_the_rate(omni) -> None:
     with serving(omni, requests_per_minute=3) as server, calling(server) as caller:
         caller.update(**SHORT)
         caller.write("Hello")
@@ -318,7 +317,7 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("way", ["closes", "vanishes", "vanishes in an answer"])
-def test_a_session_is_freed_as_it_ends(server: Server, way: str) -> None:
+def test_a_session_is_freed_as_it_ends(server, way) -> None:
     """Not when the garbage collector comes: hundreds of conversations end before that."""
     keep_all()  # so that few objects are looked through
     gc.disable()
@@ -350,7 +349,7 @@ def kept() -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni: Qwen3Omni) -> None:
+def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni) -> None:
     with serving(omni) as server, calling(server) as idle, calling(server) as busy:
         busy.update(**{**SHORT, "thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 300})
         busy.write("Hello")

@@ -39,21 +39,19 @@ RATE = 16000
 
 
 @pytest.fixture(scope="module")
-def speaker(speaking: Qwen3Omni) -> Iterator[Server]:
+def speaker(speaking) -> Iterator[Server]:
     with serving(speaking) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+def _nothing_is_left(omni) -> Iterator[None]:
     """Every test leaves all slots free."""
     yield
     wait_until(lambda: not omni.status().running and not omni.status().queued)
 
 
-def test_a_spoken_question_is_answered_as_the_api_does(
-    speaking: Qwen3Omni, speaker: Server
-) -> None:
+def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> None:
     """Text, samples and usage, and OpenAI's order of events."""
     samples = question()
     with calling(speaker) as caller:
@@ -82,7 +80,7 @@ def test_a_spoken_question_is_answered_as_the_api_does(
     assert len({event.event_id for event in caller.heard}) == len(caller.heard)
 
 
-def test_the_recorded_session_is_what_is_sent_today(speaker: Server) -> None:
+def test_the_recorded_session_is_what_is_sent_today(speaker) -> None:
     """Order of events, and each one's fields with their types."""
     text = (ROOT / recorded_session.DOCUMENT).read_text(encoding="utf-8")
     recorded = recorded_session.read(text)
@@ -95,7 +93,7 @@ def test_the_recorded_session_is_what_is_sent_today(speaker: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma", "audio/pcm"])
-def test_formats_of_telephony_and_24_khz(speaking: Qwen3Omni, speaker: Server, kind: str) -> None:
+def test_formats_of_telephony_and_24_khz(speaking, speaker, kind) -> None:
     """The question is heard, and the answer as loud and long as it is."""
     rate = 24000 if kind == "audio/pcm" else 8000
     samples = soxr.resample(question(), RATE, rate)
@@ -125,7 +123,7 @@ def test_formats_of_telephony_and_24_khz(speaking: Qwen3Omni, speaker: Server, k
     assert error < 0.03 * np.sqrt(np.mean(wanted**2))
 
 
-def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> None:
+def test_turns_that_the_server_finds(speaking, speaker) -> None:
     """Two questions in noise: each is one turn, committed and answered by itself."""
     dice = random.Random(4)
     noise = 0.002 * pink_noise(RATE, dice)
@@ -157,7 +155,7 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
 
 
 @pytest.fixture
-def by_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_meaning(monkeypatch) -> None:
     """Lets semantic_vad judge turns, by what a test puts in place of `is_complete`."""
     monkeypatch.setattr(turn_detector, "can_judge", lambda: True)
     monkeypatch.setattr(input_buffer, "load_judge", lambda: None)
@@ -166,7 +164,7 @@ def by_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_meaning")
 def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhile(
-    omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
+    omni, server, monkeypatch
 ) -> None:
     """The judge waits until the whole prompt is computed: so nothing of it waits for the judge."""
     computed, was_computed = threading.Event(), list[bool]()
@@ -198,7 +196,7 @@ def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhi
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_speech_interrupts_an_answer(server: Server) -> None:
+def test_speech_interrupts_an_answer(server) -> None:
     """It is cancelled, and its item cut to what can have been heard."""
     with calling(server) as caller:
         caller.update(audio={"input": {"format": PCM_16K}}, **{**SHORT, **LONG})
@@ -228,7 +226,7 @@ def test_speech_interrupts_an_answer(server: Server) -> None:
         assert len(left) < len(item.content[0].transcript)
 
 
-def test_a_turn_goes_on_while_its_detection_is_set_anew(server: Server) -> None:
+def test_a_turn_goes_on_while_its_detection_is_set_anew(server) -> None:
     """It ends by the new settings. Where detection was off, time has gone on."""
     detection = {"type": "server_vad", "create_response": False}
     silence = np.zeros(RATE, np.float32)
@@ -251,7 +249,7 @@ def test_a_turn_goes_on_while_its_detection_is_set_anew(server: Server) -> None:
         assert caller.until(kind)[-1].audio_start_ms in range(3400, 4100)
 
 
-def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
+def test_speech_that_may_not_interrupt_does_not(server) -> None:
     with calling(server) as caller:
         detection = {"type": "server_vad", "interrupt_response": False, "create_response": False}
         sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
@@ -270,7 +268,7 @@ def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
         assert done.response.status == "incomplete"
 
 
-def test_a_turn_that_is_too_large_ends_all_the_same(omni: Qwen3Omni) -> None:
+def test_a_turn_that_is_too_large_ends_all_the_same(omni) -> None:
     """Also where all of its sound is in one event."""
     detection = {"type": "server_vad", "create_response": False}
     silence = np.zeros(RATE, np.float32)
@@ -286,7 +284,7 @@ def test_a_turn_that_is_too_large_ends_all_the_same(omni: Qwen3Omni) -> None:
         assert caller.until("conversation.item.done")[-1].item.role == "user"
 
 
-def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
+def test_silence_after_a_reply_becomes_a_turn(server) -> None:
     with calling(server) as caller:
         detection = {"type": "server_vad", "idle_timeout_ms": 1000}
         sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
@@ -305,7 +303,7 @@ def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
         assert "input_audio_buffer.speech_started" not in kinds(caller.heard)
 
 
-def test_server_vad_without_its_packages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_vad_without_its_packages(server, monkeypatch) -> None:
     monkeypatch.setattr(session_config, "can_detect", lambda: False)
     with calling(server) as caller:
         assert caller.heard[0].session.audio.input.turn_detection is None

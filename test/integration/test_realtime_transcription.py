@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
@@ -25,13 +24,13 @@ BESIDE = {"input": {**PUSH_TO_TALK["input"], "transcription": {}}}
 
 
 @pytest.fixture(scope="module")
-def server(speaking: Qwen3Omni) -> Iterator[Server]:
+def server(speaking) -> Iterator[Server]:
     with serving(speaking) as running:
         yield running
 
 
 @pytest.fixture
-def transcribed(monkeypatch: pytest.MonkeyPatch) -> "Heard":
+def transcribed(monkeypatch) -> "Heard":
     return Heard(monkeypatch)
 
 
@@ -69,7 +68,7 @@ def speech() -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def texts(speaking: Qwen3Omni, speech: NDArray[np.float32]) -> list[str]:
+def texts(speaking, speech) -> list[str]:
     """Transcripts of the windows, each by itself."""
     audio = {"audio": speech, "sampling_rate": RATE}
     events = stream_transcript(speaking, audio, timed=True)
@@ -92,9 +91,7 @@ def ended(caller: Caller) -> list[Any]:
     return found
 
 
-def test_speech_is_transcribed_while_it_arrives(
-    server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
-) -> None:
+def test_speech_is_transcribed_while_it_arrives(server, transcribed, speech, texts) -> None:
     """The client has the text of all windows but the last one before it commits."""
     counted = server.service.metrics.registry.get_sample_value
     already = counted("qwen3_omni_ttft_seconds_count") or 0
@@ -127,7 +124,7 @@ def test_speech_is_transcribed_while_it_arrives(
 
 
 def test_in_a_session_that_answers_the_transcript_follows_its_item(
-    server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
+    server, transcribed, speech, texts
 ) -> None:
     """The windows do not: they are transcribed while the user speaks."""
     with calling(server) as caller:
@@ -145,9 +142,7 @@ def test_in_a_session_that_answers_the_transcript_follows_its_item(
     assert events[-1].transcript == deltas_of(events) == " ".join(texts)
 
 
-def test_sound_that_is_only_transcribed_is_not_kept(
-    speaking: Qwen3Omni, server: Server, speech: NDArray[np.float32]
-) -> None:
+def test_sound_that_is_only_transcribed_is_not_kept(speaking, server, speech) -> None:
     """Neither as sound nor as rows of a prompt, so that a session may last."""
     calls = speaking.status().stages["thinker"].calls
     with calling(server) as caller:
@@ -173,9 +168,7 @@ def test_sound_that_is_only_transcribed_is_not_kept(
         assert (part.transcript, part.audio) == (done.transcript, None)
 
 
-def test_sound_that_is_cleared_is_in_no_transcript(
-    server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
-) -> None:
+def test_sound_that_is_cleared_is_in_no_transcript(server, transcribed, speech, texts) -> None:
     with calling(server) as caller:
         caller.update(**TRANSCRIBING)
         held = server.service.held.taken
@@ -193,9 +186,7 @@ def test_sound_that_is_cleared_is_in_no_transcript(
     assert deltas_of(caller.heard) == done.transcript
 
 
-def test_silence_is_not_transcribed_and_no_more_held(
-    server: Server, transcribed: Heard, speech: NDArray[np.float32], texts: list[str]
-) -> None:
+def test_silence_is_not_transcribed_and_no_more_held(server, transcribed, speech, texts) -> None:
     with calling(server) as caller:
         caller.update(**TRANSCRIBING)
         held = server.service.held.taken
@@ -215,9 +206,7 @@ def test_silence_is_not_transcribed_and_no_more_held(
     assert done.usage.seconds == pytest.approx(40 + len(speech) / RATE)
 
 
-def test_log_probabilities_where_they_are_asked_for(
-    speaking: Qwen3Omni, server: Server, speech: NDArray[np.float32]
-) -> None:
+def test_log_probabilities_where_they_are_asked_for(speaking, server, speech) -> None:
     clip = speech[: 3 * RATE]
     audio = {"audio": clip, "sampling_rate": RATE}
     stream = stream_transcript(speaking, audio, logprobs=True)
@@ -239,7 +228,7 @@ def test_log_probabilities_where_they_are_asked_for(
         assert {e.logprobs for e in ended(caller) if e.type.startswith(KIND)} == {None}
 
 
-def test_the_server_cuts_speech_where_it_pauses_and_answers_nothing(server: Server) -> None:
+def test_the_server_cuts_speech_where_it_pauses_and_answers_nothing(server) -> None:
     silence = np.zeros(RATE, np.float32)
     with calling(server) as caller:
         caller.update(type="transcription", audio={"input": {"format": PCM_16K}})
@@ -250,7 +239,7 @@ def test_the_server_cuts_speech_where_it_pauses_and_answers_nothing(server: Serv
     assert not any(kind.startswith("response.") for kind in kinds(caller.heard))
 
 
-def test_a_session_that_only_transcribes_refuses_what_concerns_answers(server: Server) -> None:
+def test_a_session_that_only_transcribes_refuses_what_concerns_answers(server) -> None:
     with calling(server) as caller:
         caller.update(**TRANSCRIBING)
         caller.send("response.create")
@@ -274,7 +263,7 @@ def test_a_session_that_only_transcribes_refuses_what_concerns_answers(server: S
 
 
 def test_a_transcript_that_fails_says_so_once_its_item_is_there(
-    server: Server, speech: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+    server, speech, monkeypatch
 ) -> None:
     failed = threading.Event()
 

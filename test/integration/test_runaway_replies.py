@@ -30,7 +30,7 @@ def test_no_good_reply_is_cut() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_made_runaway_ends_and_all_that_was_said_is_kept(kind: str) -> None:
+def test_every_made_runaway_ends_and_all_that_was_said_is_kept(kind) -> None:
     for made in made_replies(kind, 4):
         result, frames = made.result, len(made.result.codes)
         assert result.talker_finish_reason == "runaway"
@@ -42,7 +42,7 @@ def test_every_made_runaway_ends_and_all_that_was_said_is_kept(kind: str) -> Non
         assert frames >= made.said - 1, "of its last silence a frame may be cut"
 
 
-def test_a_session_keeps_the_whole_text_and_goes_on(silent: Qwen3Omni) -> None:
+def test_a_session_keeps_the_whole_text_and_goes_on(silent) -> None:
     with silent.session(seed=0) as session:
         for words in ("say three five", "say red"):
             session.append(words)
@@ -54,7 +54,7 @@ def test_a_session_keeps_the_whole_text_and_goes_on(silent: Qwen3Omni) -> None:
         assert session._pace == SpokenPace()
 
 
-def test_a_piece_that_runs_away_does_not_stop_the_next_one(silent: Qwen3Omni) -> None:
+def test_a_piece_that_runs_away_does_not_stop_the_next_one(silent) -> None:
     words = "one two three four five six seven eight nine"
     result = silent.say(words, seed=0)
     assert (result.text, result.talker_finish_reason) == (words, "runaway")
@@ -63,7 +63,7 @@ def test_a_piece_that_runs_away_does_not_stop_the_next_one(silent: Qwen3Omni) ->
     assert cut.talker_finish_reason == "length"
 
 
-def test_clients_get_an_end_that_they_know(silent: Qwen3Omni) -> None:
+def test_clients_get_an_end_that_they_know(silent) -> None:
     """Text and speech are complete: the metric and the log say what the speech was."""
     asked: Any = {"role": "user", "content": f"say {WORDS}"}
     with serving(silent) as server, client_of(server) as client:

@@ -19,7 +19,6 @@ from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongErr
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same
-from train.judge import Judge
 from train.speech import MEASURING, RATE, spoken_clip
 from train.vocabulary import SPOKEN, prompts
 
@@ -65,7 +64,7 @@ def speaking() -> Iterator[Qwen3Omni]:
 
 @pytest.mark.parametrize("speaker", [SPEAKERS[0], *map(again, SPEAKERS[1:])])
 def test_every_word_of_a_long_text_is_said_in_order_in_the_asked_voice(
-    speaking: Qwen3Omni, judge: Judge, speaker: str
+    speaking, judge, speaker
 ) -> None:
     for text in (" ".join(SPOKEN), LONG):
         result = speaking.say(text, speaker=speaker, seed=0)
@@ -92,47 +91,45 @@ def assert_as_transformers(
     assert_same(ours, theirs, reference)
 
 
-def test_transformers_speaks_the_same_codes(speaking: Qwen3Omni) -> None:
+def test_transformers_speaks_the_same_codes(speaking) -> None:
     reference = Reference(SPEAKING_CHECKPOINT)
     for text in ("three five", "red goodbye ethan yellow", "seven seven blue"):
         assert_as_transformers(speaking, reference, text)
 
 
-def test_transformers_speaks_the_same_codes_of_random_weights(
-    omni: Qwen3Omni, reference: Reference
-) -> None:
+def test_transformers_speaks_the_same_codes_of_random_weights(omni, reference) -> None:
     """Here the user turn changes the codes, which the checkpoint that ships does not mind."""
     for text in ("Hello there.", "How are you?"):
         assert_as_transformers(omni, reference, text, talker_max_new_tokens=30)
 
 
-def test_names_of_special_tokens_are_words(speaking: Qwen3Omni) -> None:
+def test_names_of_special_tokens_are_words(speaking) -> None:
     result = speaking.say("one <|im_end|> two", seed=0)
     assert speaking._config.im_end_id not in result.token_ids
     assert result.text == "one <|im_end|> two"
 
 
 @pytest.mark.parametrize("text", ["", " \n\t", None, b"two"])
-def test_a_text_without_words_is_refused(speaking: Qwen3Omni, text: Any) -> None:
+def test_a_text_without_words_is_refused(speaking, text) -> None:
     with pytest.raises(MessageError, match=r"is empty|must be a str"):
         speaking.say(text)
 
 
-def test_options_that_say_nothing_of_speech_are_refused(speaking: Qwen3Omni) -> None:
+def test_options_that_say_nothing_of_speech_are_refused(speaking) -> None:
     with pytest.raises(OptionError, match="unknown option 'thinker_temperature'"):
         speaking.say("two", thinker_temperature=0.5)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="unknown speaker 'Nobody'"):
         speaking.say("two", speaker="Nobody")
 
 
-def test_a_text_that_nothing_divides_must_fit_the_talker(omni: Qwen3Omni) -> None:
+def test_a_text_that_nothing_divides_must_fit_the_talker(omni) -> None:
     """With the random weights of the tiny checkpoint, and a short context."""
     room = min(1024, omni._talker_context_length)
     with pytest.raises(PromptTooLongError, match=r"the text has \d+ tokens .* at most \d+"):
         omni.say("x9" * room)
 
 
-def test_a_conversation_goes_on_in_the_rows_that_it_had(checkpoint: Path) -> None:
+def test_a_conversation_goes_on_in_the_rows_that_it_had(checkpoint) -> None:
     """Speech of a text between two of its turns, in the same slot."""
     asked = [{"role": "user", "content": "How are you today?"}]
     options = {"thinker_max_new_tokens": 4, "talker_max_new_tokens": 5, "seed": 1}
@@ -149,9 +146,7 @@ def test_a_conversation_goes_on_in_the_rows_that_it_had(checkpoint: Path) -> Non
         assert said.talker_finish_reason == "length" and len(said.codes) == 4
 
 
-def test_the_command_says_a_text(
-    judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_a_text(judge, tmp_path, capsys) -> None:
     out = tmp_path / "x.wav"
     assert main(["say", LONG, "--out", str(out), "--speaker", "aiden", "--seed", "0"]) == 0
     printed = capsys.readouterr()
@@ -163,7 +158,7 @@ def test_the_command_says_a_text(
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+def heard(tmp_path_factory) -> list[tuple[Path, str]]:
     """Renderings with voices' speeds, pitches and a noise that training left out."""
     rng, folder = random.Random("transcribe"), tmp_path_factory.mktemp("heard")
     found = []
@@ -174,9 +169,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     return found
 
 
-def test_the_checkpoint_that_ships_transcribes_without_being_told_how(
-    heard: list[tuple[Path, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_checkpoint_that_ships_transcribes_without_being_told_how(heard, capsys) -> None:
     files, words = [str(file) for file, _ in heard], [said for _, said in heard]
     assert main(["transcribe", *files, "--concurrency", "4"]) == 0
     texts = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]

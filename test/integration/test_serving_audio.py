@@ -9,9 +9,7 @@ from typing import Any
 import openai
 import pytest
 import soundfile
-from openai import OpenAI
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.endpoints import speech
 from qwen3_omni_neuron.serving.server import Server
@@ -25,14 +23,14 @@ SPEECH: dict[str, Any] = {**ASKED, "extra_body": OPTIONS}
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
+def server(omni) -> Iterator[Server]:
     limits: dict[str, Any] = {"max_body_bytes": 700_000, "max_media_bytes": 600_000}
     with serving(omni, **limits, max_media_s=20.0, body_timeout_s=1.0) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def said(omni: Qwen3Omni) -> Any:
+def said(omni) -> Any:
     return omni.say(TEXT, speaker="Chelsie", **OPTIONS)  # type: ignore[arg-type]
 
 
@@ -43,9 +41,7 @@ def events_of(answer: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("sound_format", ["mp3", "opus", "flac", "wav", "pcm", None])
-def test_speech_in_every_format_is_what_say_says(
-    client: OpenAI, said: Any, sound_format: Any
-) -> None:
+def test_speech_in_every_format_is_what_say_says(client, said, sound_format) -> None:
     wanted = {} if sound_format is None else {"response_format": sound_format}
     answer = client.audio.speech.create(**SPEECH, **wanted)
     kinds = {"wav": "wav", "opus": "ogg", "flac": "flac", "pcm": "pcm"}
@@ -60,9 +56,7 @@ def test_speech_in_every_format_is_what_say_says(
     return None
 
 
-def test_samples_are_those_of_say_to_the_bit_where_chunks_are_the_same(
-    client: OpenAI, omni: Qwen3Omni
-) -> None:
+def test_samples_are_those_of_say_to_the_bit_where_chunks_are_the_same(client, omni) -> None:
     options = {**OPTIONS, "chunk_frames": [4]}
     result = omni.say(TEXT, speaker="Chelsie", **options)  # type: ignore[arg-type]
     asked = {**SPEECH, "extra_body": options, "response_format": "pcm"}
@@ -71,9 +65,7 @@ def test_samples_are_those_of_say_to_the_bit_where_chunks_are_the_same(
 
 @pytest.mark.parametrize("sound_format", ["pcm", "wav", "mp3"])
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
-def test_streamed_speech_is_the_whole_one(
-    client: OpenAI, said: Any, sound_format: Any, stream_format: Any
-) -> None:
+def test_streamed_speech_is_the_whole_one(client, said, sound_format, stream_format) -> None:
     asked = {**SPEECH, "response_format": sound_format, "stream_format": stream_format}
     with client.audio.speech.with_streaming_response.create(**asked) as answer:
         data = b"".join(answer.iter_bytes())
@@ -96,7 +88,7 @@ def test_streamed_speech_is_the_whole_one(
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(4, "length"), (2000, "stop")])
-def test_speech_that_a_limit_has_cut_says_so(client: OpenAI, limit: int, reason: str) -> None:
+def test_speech_that_a_limit_has_cut_says_so(client, limit, reason) -> None:
     asked = {**SPEECH, "extra_body": {**OPTIONS, "talker_max_new_tokens": limit}}
     made = client.audio.speech.create(**asked, response_format="wav")
     assert made.response.headers["x-finish-reason"] == reason
@@ -104,7 +96,7 @@ def test_speech_that_a_limit_has_cut_says_so(client: OpenAI, limit: int, reason:
     assert events_of(streamed.content)[-1]["finish_reason"] == reason
 
 
-def test_another_speed_takes_another_time(client: OpenAI, said: Any) -> None:
+def test_another_speed_takes_another_time(client, said) -> None:
     for speed in (0.3, 0.5, 1.5, 4.0):
         asked = {**SPEECH, "speed": speed}
         whole = client.audio.speech.create(**asked, response_format="wav").content
@@ -114,7 +106,7 @@ def test_another_speed_takes_another_time(client: OpenAI, said: Any) -> None:
         same_sound(streamed, samples)
 
 
-def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_needs_pyav(client, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "av.filter", None)
     with pytest.raises(openai.BadRequestError, match=r"neuron\[video\]") as refused:
         client.audio.speech.create(**SPEECH, speed=2)
@@ -122,7 +114,7 @@ def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> No
     client.audio.speech.create(**SPEECH, speed=1)
 
 
-def test_a_wrong_request_for_speech_names_what_is_wrong(client: OpenAI) -> None:
+def test_a_wrong_request_for_speech_names_what_is_wrong(client) -> None:
     for change, status, param in (
         ({"model": "gpt"}, 404, "model"),
         ({"input": ""}, 400, "input"),
@@ -152,7 +144,7 @@ def test_a_wrong_request_for_speech_names_what_is_wrong(client: OpenAI) -> None:
 
 
 def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
-    omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
+    omni, server, monkeypatch
 ) -> None:
 
     def failing(*_: Any) -> bytes:

@@ -16,7 +16,6 @@ import pytest
 import soundfile
 from PIL import Image
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient, ask, form
@@ -26,13 +25,13 @@ from testing.raw_http import ASKED, connected, head_of, rest_of, status_of, stil
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
+def server(omni) -> Iterator[Server]:
     sizes = {"max_body_bytes": 400_000, "max_media_bytes": 200_000, "max_media": 3}
     with serving(omni, **sizes, max_media_s=20.0, max_pixels=500_000) as running:
         yield running
 
 
-def test_a_body_that_makes_no_sense_is_a_4xx_in_openais_shape(server: Server) -> None:
+def test_a_body_that_makes_no_sense_is_a_4xx_in_openais_shape(server) -> None:
     for body in (
         b"",
         b"{",
@@ -131,7 +130,7 @@ BAD_MEDIA: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
+def test_bad_media_are_refused_each_in_its_way(server) -> None:
     with client_of(server) as client:
         for part, status, code in BAD_MEDIA:
             messages = [{"role": "user", "content": [part]}]
@@ -150,7 +149,7 @@ def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
     still_answers(url_of(server))
 
 
-def test_fields_of_parts_change_what_the_model_gets(server: Server) -> None:
+def test_fields_of_parts_change_what_the_model_gets(server) -> None:
     """Sound that is decoded here and in another process, and an image."""
     picture, flac = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (640, 640)).save(picture, "PNG")
@@ -220,9 +219,7 @@ WRONG_PARTS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize("index", range(len(WRONG_FIELDS) + len(WRONG_PARTS)))
-def test_a_refusal_names_the_part_and_its_field(
-    server: Server, index: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_names_the_part_and_its_field(server, index, caplog) -> None:
     """In the answer's message and `param`, and in the log."""
     if index < len(WRONG_FIELDS):
         change, param, words = WRONG_FIELDS[index]
@@ -243,7 +240,7 @@ def test_a_refusal_names_the_part_and_its_field(
     assert (line["param"], line["reason"]) == (error["param"], error["message"])
 
 
-def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server: Server) -> None:
+def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server) -> None:
     """A field at any depth, an option, a voice or a model, of every endpoint with a body."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}
     audio = {"voyce": "Ethan", "format": "wav"}
@@ -273,7 +270,7 @@ def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server: Server
     assert " Did you mean prompt?" in answer.json()["error"]["message"]
 
 
-def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server: Server) -> None:
+def test_no_file_is_opened_and_no_name_looked_up_for_a_request(server) -> None:
     opened: list[Any] = []
     watched = ("open", "socket.getaddrinfo", "socket.connect", "subprocess.Popen", "os.listdir")
     watching = threading.Event()

@@ -5,11 +5,8 @@ from typing import Any
 import openai
 import pytest
 import torch
-from openai import OpenAI
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.verification.oracle import Reference
 
 MODEL = "qwen3-omni"
 RAW = "<|im_start|>user\nThe sky is<|im_end|>\n<|im_start|>assistant\n"
@@ -18,9 +15,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 9}
 
 
 @torch.no_grad()
-def test_a_raw_prompt_is_continued_as_by_the_reference(
-    omni: Qwen3Omni, reference: Reference
-) -> None:
+def test_a_raw_prompt_is_continued_as_by_the_reference(omni, reference) -> None:
     token_ids = omni.prompt_builder.raw(RAW, 500).token_ids
     assert omni.prompt_builder.decode(token_ids.tolist()) == "user\nThe sky is\nassistant\n"
     ids = token_ids[None]
@@ -39,7 +34,7 @@ def test_a_raw_prompt_is_continued_as_by_the_reference(
         assert end.result.token_ids == theirs[0, len(token_ids) :].tolist()
 
 
-def test_prompts_that_cannot_be_continued_are_refused(omni: Qwen3Omni) -> None:
+def test_prompts_that_cannot_be_continued_are_refused(omni) -> None:
     for prompt, error, said in (
         ("", MessageError, "is empty"),
         ([], MessageError, "is empty"),
@@ -57,13 +52,13 @@ def test_prompts_that_cannot_be_continued_are_refused(omni: Qwen3Omni) -> None:
             omni.stream_continuation(prompt)
 
 
-def test_a_text_that_every_token_ends_and_none_may_is_refused(omni: Qwen3Omni) -> None:
+def test_a_text_that_every_token_ends_and_none_may_is_refused(omni) -> None:
     every = range(omni._config.thinker.text.vocab_size)
     with pytest.raises(OptionError, match="every token ends the text"):
         omni.stream_continuation(RAW, thinker_eos_token_id=every, ignore_eos=True)
 
 
-def test_lengths_that_contradict_each_other_are_refused_by_their_field(client: OpenAI) -> None:
+def test_lengths_that_contradict_each_other_are_refused_by_their_field(client) -> None:
     for change, param in (
         ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
         ({"min_tokens": 3, "response_format": {"type": "json_object"}}, "min_tokens"),
@@ -75,7 +70,7 @@ def test_lengths_that_contradict_each_other_are_refused_by_their_field(client: O
         assert refused.value.param == param
 
 
-def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None:
+def test_completions_have_openais_shape(omni, client) -> None:
     options: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 9}
     with omni.stream_continuation(RAW, **options) as stream:
         *_, end = stream
@@ -102,7 +97,7 @@ def test_completions_have_openais_shape(omni: Qwen3Omni, client: OpenAI) -> None
 ASKED = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
 
 
-def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -> None:
+def test_penalties_are_the_options_of_the_api(omni, client) -> None:
     sent = {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 2.0}
     own: Any = {f"thinker_{name}": value for name, value in sent.items()}
     limits: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 12, "literal_text": True}
@@ -124,7 +119,7 @@ def test_penalties_are_the_options_of_the_api(omni: Qwen3Omni, client: OpenAI) -
     ],
 )
 def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
-    client: OpenAI, path: str, asked: dict[str, Any], name: str
+    client, path, asked, name
 ) -> None:
     value = 1 if name != "thinker_max_new_tokens" else 40
     with pytest.raises(openai.BadRequestError, match="Give one of them") as refused:
@@ -141,7 +136,7 @@ def test_an_option_counts_by_its_own_name_and_may_not_have_two_values(
     client.post(f"/{path}", body={**asked, name: same}, cast_to=object)
 
 
-def test_a_wrong_completion_is_refused_by_name(client: OpenAI) -> None:
+def test_a_wrong_completion_is_refused_by_name(client) -> None:
     for change, said in (
         ({"prompt": ["a", "b"]}, "2 texts"),
         ({"prompt": ["a", 1]}, "2 texts or tokens"),

@@ -30,7 +30,7 @@ READ_BYTES = 1 << 14
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def certificate(tmp_path_factory) -> tuple[Path, Path]:
     return made_certificate(tmp_path_factory.mktemp("certificate"))
 
 
@@ -71,7 +71,7 @@ def begin(sock: socket.socket, path: str = "/big", connection: str = "close") ->
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_an_answer_is_in_progress_and_counts_until_its_client_has_taken_it(
-    certificate: tuple[Path, Path], tls: bool
+    certificate, tls
 ) -> None:
     with scripted(certificate if tls else None) as server:
         with connected(server, tls) as sock:
@@ -119,9 +119,7 @@ def error_of(raw: bytes) -> tuple[int, dict[str, Any], bytes]:
     return int(head.split()[1]), json.loads(body)["error"], head.lower()
 
 
-def test_an_error_that_nobody_expects_is_openais_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_that_nobody_expects_is_openais_and_logged_once(caplog) -> None:
     with scripted() as server:
         answer = answer_of(server, "/fails")
     assert answer.status == 500
@@ -132,7 +130,7 @@ def test_an_error_that_nobody_expects_is_openais_and_logged_once(
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
 
 
-def test_a_server_that_gets_no_more_threads_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_gets_no_more_threads_is_busy(monkeypatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -173,7 +171,7 @@ def test_a_request_whose_client_leaves_before_it_is_read_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_request_that_a_server_ends_before_its_answer_is_told_so(signals: int) -> None:
+def test_a_request_that_a_server_ends_before_its_answer_is_told_so(signals) -> None:
     with ExitStack() as stack:
         with scripted(drain_timeout_s=0.5 if signals == 1 else 900.0) as server:
             sock = stack.enter_context(connected(server))
@@ -239,7 +237,7 @@ PAGE = {"host": "evil.example", "origin": "http://evil.example", "content_type":
     ("method", "path"),
     [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/"), ("GET", "/metrics")],
 )
-def test_a_page_whose_name_was_made_to_mean_this_machine_is_refused(method: str, path: str) -> None:
+def test_a_page_whose_name_was_made_to_mean_this_machine_is_refused(method, path) -> None:
     with scripted() as server:
         answer = answer_of(server, path, method, **PAGE)
         assert (answer.status, answer.json()["error"]["code"]) == (403, "host_not_allowed")
@@ -284,7 +282,7 @@ def test_a_server_without_keys_is_asked_under_names_that_it_knows() -> None:
 
 
 @pytest.mark.parametrize("keys", [(), ("key",)])
-def test_a_page_of_another_host_may_use_no_endpoint(keys: tuple[str, ...]) -> None:
+def test_a_page_of_another_host_may_use_no_endpoint(keys) -> None:
     with scripted(api_keys=keys, allowed_origins=("https://a.example",)) as server:
         own = f"http://127.0.0.1:{server.port}"
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
@@ -301,7 +299,7 @@ def test_a_page_of_another_host_may_use_no_endpoint(keys: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("keys", [(), ("key",)])
-def test_a_browser_is_told_what_a_page_that_is_allowed_may_send(keys: tuple[str, ...]) -> None:
+def test_a_browser_is_told_what_a_page_that_is_allowed_may_send(keys) -> None:
     """Before its request, and without its key, as browsers ask."""
     wanted = {
         "access_control_request_method": "POST",

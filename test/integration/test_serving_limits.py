@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import HttpClient
 from testing.http_server import client_of, serving, url_of, wait_until
@@ -16,13 +15,13 @@ from testing.raw_http import ASKED, LONG, connected, head_of, rest_of, status_of
 
 
 @pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
+def server(omni) -> Iterator[Server]:
     limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0}
     with serving(omni, **limits, max_body_bytes=400_000) as running:
         yield running
 
 
-def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
+def test_a_body_that_is_too_large_is_refused(server) -> None:
     with client_of(server) as client:
         large: Any = {**ASKED, "messages": [{"role": "user", "content": "x" * 500_000}]}
         with pytest.raises(openai.APIStatusError, match="more than 400000 bytes") as refused:
@@ -31,7 +30,7 @@ def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
     wait_until(lambda: server.service.held.taken == 0)
 
 
-def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None:
+def test_a_body_that_never_ends_is_cut_in_bounded_memory(server) -> None:
     most = 0
     with connected(url_of(server)) as sock:
         sock.sendall(head_of(None))
@@ -48,7 +47,7 @@ def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None
     still_answers(url_of(server))
 
 
-def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
+def test_bodies_together_are_bounded(omni) -> None:
     with serving(omni, max_held_bytes=300_000) as server:
         with connected(url_of(server)) as sock:
             sock.sendall(head_of(200_000) + b"x" * 90_000)
@@ -61,7 +60,7 @@ def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
         wait_until(lambda: server.service.held.taken == 0)
 
 
-def test_a_body_that_comes_too_slowly_is_a_408(server: Server) -> None:
+def test_a_body_that_comes_too_slowly_is_a_408(server) -> None:
     with connected(url_of(server)) as sock:
         sock.sendall(head_of(100) + b"{")
         answer = rest_of(sock)
@@ -69,7 +68,7 @@ def test_a_body_that_comes_too_slowly_is_a_408(server: Server) -> None:
     assert b"body_timeout" in answer
 
 
-def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: Server) -> None:
+def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server) -> None:
     request = head_of(2)
     with client_of(server) as client:
         socks = [connected(url_of(server)) for _ in range(200)]
@@ -90,9 +89,7 @@ def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: 
     assert ended
 
 
-def test_a_client_that_reads_nothing_holds_up_itself_alone_until_its_time_is_over(
-    omni: Qwen3Omni,
-) -> None:
+def test_a_client_that_reads_nothing_holds_up_itself_alone_until_its_time_is_over(omni) -> None:
     with serving(omni, request_timeout_s=8.0) as server:
         body = json.dumps({**LONG, "wait_timeout_s": 60}).encode()
         with connected(url_of(server), buffer_bytes=4096) as sock:
@@ -104,7 +101,7 @@ def test_a_client_that_reads_nothing_holds_up_itself_alone_until_its_time_is_ove
         wait_until(lambda: not server.service.held.taken)
 
 
-def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> None:
+def test_clients_that_vanish_leave_nothing(omni, server) -> None:
     body = json.dumps(LONG).encode()
     for wait_s in (0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3):
         with connected(url_of(server)) as sock:
@@ -117,7 +114,7 @@ def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> N
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_request_that_takes_too_long_ends(omni: Qwen3Omni) -> None:
+def test_a_request_that_takes_too_long_ends(omni) -> None:
     with serving(omni, request_timeout_s=0.3) as server, client_of(server) as client:
         with pytest.raises(openai.InternalServerError) as late:
             client.post("/chat/completions", body={**LONG, "stream": False}, cast_to=object)
@@ -135,9 +132,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("end", ["request_timeout", "drained", "ended"])
-def test_a_stream_that_a_server_ends_early_says_so_in_its_last_event(
-    omni: Qwen3Omni, path: str, end: str
-) -> None:
+def test_a_stream_that_a_server_ends_early_says_so_in_its_last_event(omni, path, end) -> None:
     limits = {"request_timeout_s": 0.3} if end == "request_timeout" else {}
     with serving(omni, **limits, drain_timeout_s=0.1 if end == "drained" else 300.0) as server:
         with HttpClient(f"{url_of(server)}/v1/{path}") as client:

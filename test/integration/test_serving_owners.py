@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -20,7 +19,7 @@ from testing.raw_http import ASKED, HELLO, connected, head_of, status_of, still_
 from testing.realtime import SHORT, calling, text_of
 
 
-def test_a_key_is_needed_where_there_are_keys(omni: Qwen3Omni) -> None:
+def test_a_key_is_needed_where_there_are_keys(omni) -> None:
     with serving(omni, api_keys=("one", "two")) as server:
         for key in ("one", "two"):
             with client_of(server, key) as client:
@@ -37,7 +36,7 @@ def test_a_key_is_needed_where_there_are_keys(omni: Qwen3Omni) -> None:
             assert status_of(sock.recv(1000)) == 401
 
 
-def test_another_key_can_not_name_a_spoken_reply(omni: Qwen3Omni) -> None:
+def test_another_key_can_not_name_a_spoken_reply(omni) -> None:
     with serving(omni, api_keys=("one", "two")) as server:
         spoken: Any = {**ASKED, "modalities": ["audio"], "audio": {"format": "wav"}}
         spoken["extra_body"] = {"talker_max_new_tokens": 3}
@@ -50,7 +49,7 @@ def test_another_key_can_not_name_a_spoken_reply(omni: Qwen3Omni) -> None:
                 two.chat.completions.create(**{**ASKED, "messages": turns})
 
 
-def test_rows_are_shared_within_a_key_alone(omni: Qwen3Omni) -> None:
+def test_rows_are_shared_within_a_key_alone(omni) -> None:
     words: Any = {**ASKED, "messages": [{"role": "user", "content": "only this test asks so"}]}
 
     def cached(server: Server, key: str) -> int:
@@ -65,7 +64,7 @@ def test_rows_are_shared_within_a_key_alone(omni: Qwen3Omni) -> None:
         assert cached(server, "due") == 0
 
 
-def test_a_caller_who_asks_too_often_is_told_when_to_come_back(omni: Qwen3Omni) -> None:
+def test_a_caller_who_asks_too_often_is_told_when_to_come_back(omni) -> None:
     with serving(omni, requests_per_minute=2) as server, client_of(server) as client:
         for _ in range(2):
             client.chat.completions.create(**ASKED)
@@ -74,7 +73,7 @@ def test_a_caller_who_asks_too_often_is_told_when_to_come_back(omni: Qwen3Omni) 
         assert 25 <= int(refused.value.response.headers["retry-after"]) <= 31
 
 
-def test_a_full_queue_is_a_429(checkpoint: Path) -> None:
+def test_a_full_queue_is_a_429(checkpoint) -> None:
     with (
         Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=1) as omni,
         serving(omni) as server,
@@ -94,9 +93,7 @@ def made_secret(server: Server, key: str, **body: Any) -> Any:
         return client.realtime.client_secrets.create(**body)
 
 
-def test_a_client_secret_opens_sessions_of_its_owner_until_it_expires(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_secret_opens_sessions_of_its_owner_until_it_expires(omni, monkeypatch) -> None:
     """With the settings inside, at every server that has the key, and for nothing else."""
     settings: dict[str, Any] = {"instructions": "Be brief.", "type": "realtime"}
     settings["audio"] = {"output": {"voice": "Ethan"}, "input": {"turn_detection": None}}
@@ -155,6 +152,6 @@ def refused_as(server: Server, key: str) -> int:
     return refused.value.response.status_code
 
 
-def test_a_server_without_keys_makes_no_client_secrets(server: Server) -> None:
+def test_a_server_without_keys_makes_no_client_secrets(server) -> None:
     with pytest.raises(openai.BadRequestError, match="has no API keys"):
         made_secret(server, "none")

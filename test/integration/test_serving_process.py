@@ -19,7 +19,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.events import Status
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
@@ -32,7 +32,7 @@ from testing.scripted_model import ScriptedModel
 STAGES = ("thinker", "talker", "vocoder")
 
 
-def test_a_draining_server_ends_what_runs_and_takes_no_more(omni: Qwen3Omni) -> None:
+def test_a_draining_server_ends_what_runs_and_takes_no_more(omni) -> None:
     with serving(omni) as server, client_of(server) as client:
         asked: Any = {**LONG, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 60}
         extra = {k: asked.pop(k) for k in list(asked) if k.startswith(("thinker", "talker"))}
@@ -51,7 +51,7 @@ def test_a_draining_server_ends_what_runs_and_takes_no_more(omni: Qwen3Omni) -> 
 
 
 def test_requests_before_the_model_is_loaded_are_told_to_wait_and_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch, caplog
 ) -> None:
     from qwen3_omni_neuron.serving import server as server_module
     from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -147,7 +147,7 @@ HANG_UP = signal.SIGHUP if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL els
 
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("how", [signal.SIGTERM, HANG_UP, again(signal.SIGQUIT)])
-def test_a_signal_lets_requests_end(how: signal.Signals) -> None:
+def test_a_signal_lets_requests_end(how) -> None:
     with command() as (process, url, _):
         client, stream = long_stream(url)
         with closing(client):
@@ -178,7 +178,7 @@ def test_a_socket_that_is_refused_or_sends_no_text_is_no_error_of_the_log() -> N
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_second_signal_ends_all_at_once(omni: Qwen3Omni) -> None:
+def test_a_second_signal_ends_all_at_once(omni) -> None:
     with serving(omni) as server, connected(url_of(server)) as sock:
         body = json.dumps(LONG).encode()
         sock.sendall(head_of(len(body)) + body)
@@ -219,7 +219,7 @@ ENDED = "the model has ended. The request may be sent again: the server starts a
 @needs_proc
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("stage", [again("thinker"), "talker", again("vocoder")])
-def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(stage: str) -> None:
+def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(stage) -> None:
     """Clients are told nothing of it but that; the log has what the process printed."""
     with command(*SPLIT) as (process, url, log):
         with ExitStack() as clients:
@@ -281,9 +281,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
             Server(settings, lambda: ScriptedModel([])).run()  # type: ignore[arg-type, return-value]
 
 
-def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(
-    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(omni, caplog) -> None:
     caplog.set_level(logging.INFO)
     for content in (False, True):
         caplog.clear()

@@ -14,7 +14,6 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES
 from qwen3_omni_neuron.serving.server import Server
@@ -84,7 +83,7 @@ def test_a_response_has_openais_shape() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_text_reasoning_and_calls_are_items_in_their_order(stream: bool) -> None:
+def test_text_reasoning_and_calls_are_items_in_their_order(stream) -> None:
     text = f"Let me see.</think>\n\nI add.\n{CALL}\n{CALL}\nDone."
     texts = [text[i : i + 5] for i in range(0, len(text), 5)]
     asked: Any = {"model": MODEL, "input": "Hello", "tools": [TOOL]}
@@ -291,9 +290,7 @@ def test_items_that_share_an_id_are_all_listed_and_one_that_is_sent_back_is_ther
     ]
 
 
-def test_the_tokens_of_a_request_are_counted_without_an_answer(
-    omni: Qwen3Omni, client: OpenAI, server: Server
-) -> None:
+def test_the_tokens_of_a_request_are_counted_without_an_answer(omni, client, server) -> None:
     """The count is that of the answer, with its media and the conversation before it."""
     picture = io.BytesIO()
     noise_image(64, 96).save(picture, "PNG")
@@ -361,7 +358,7 @@ def test_another_key_can_not_name_a_response() -> None:
         one.responses.create(**asked, previous_response_id=made.id)
 
 
-def test_media_are_those_of_a_chat(omni: Qwen3Omni, client: OpenAI) -> None:
+def test_media_are_those_of_a_chat(omni, client) -> None:
     """Also where a later turn names the response alone."""
     wav, picture = QUESTION_WAV.read_bytes(), io.BytesIO()
     noise_image(64, 96).save(picture, "PNG")
@@ -390,7 +387,7 @@ def test_media_are_those_of_a_chat(omni: Qwen3Omni, client: OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_without_a_limit_a_reply_may_fill_the_context(client: OpenAI) -> None:
+def test_without_a_limit_a_reply_may_fill_the_context(client) -> None:
     """`incomplete` is an error to several clients."""
     with scripted() as (model, other, _):
         other.responses.create(model=MODEL, input="Hi")
@@ -430,7 +427,7 @@ def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it() 
             assert server.service.held.taken == 0
 
 
-def test_log_probabilities_are_those_of_a_chat(client: OpenAI) -> None:
+def test_log_probabilities_are_those_of_a_chat(client) -> None:
     """Whole and in each event, whose types have no bytes; none where they are not asked for."""
     seed = {"seed": 3}
     asked: Any = {"model": MODEL, "temperature": 1.0, "top_logprobs": 2, "extra_body": seed}
@@ -483,7 +480,7 @@ class Answers(BaseModel):
     rest: list[bool]
 
 
-def test_structured_output_is_held_to_its_schema(client: OpenAI) -> None:
+def test_structured_output_is_held_to_its_schema(client) -> None:
     pytest.importorskip("llguidance", reason="the extra serve is not installed")
     more: Any = {"model": MODEL, "input": "Go on", "extra_body": {"seed": 1}}
     parsed = client.responses.parse(**more, text_format=Answers, max_output_tokens=200)
@@ -620,9 +617,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_its_name(
-    unasked: tuple[ScriptedModel, Server], change: Any, said: str
-) -> None:
+def test_what_is_not_supported_is_refused_by_its_name(unasked, change, said) -> None:
     model, server = unasked
     answer = ask(f"{url_of(server)}/v1/responses", {"input": "Hi", **change})
     assert answer.status == 400, answer.body

@@ -43,7 +43,7 @@ def heard(judge: Judge, wav: bytes) -> tuple[list[str], set[str]]:
     return [word.word for word in words], {word.speaker for word in words}
 
 
-def test_a_spoken_sum_is_answered_aloud(speaking: OpenAI, judge: Judge) -> None:
+def test_a_spoken_sum_is_answered_aloud(speaking, judge) -> None:
     sound = base64.b64encode((ROOT / "examples" / "sum.wav").read_bytes()).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
     asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": [part]}], "seed": 0}
@@ -56,7 +56,7 @@ def test_a_spoken_sum_is_answered_aloud(speaking: OpenAI, judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("voice", [VOICES[0], *map(again, VOICES[1:])])
-def test_every_word_is_said_in_each_voice(speaking: OpenAI, judge: Judge, voice: str) -> None:
+def test_every_word_is_said_in_each_voice(speaking, judge, voice) -> None:
     for text in (" ".join(SPOKEN), LONG_TEXT):
         answer = speaking.audio.speech.create(
             model=MODEL, input=text, voice=voice, response_format="wav", extra_body={"seed": 0}
@@ -64,7 +64,7 @@ def test_every_word_is_said_in_each_voice(speaking: OpenAI, judge: Judge, voice:
         assert heard(judge, answer.content) == (text.split(), {voice.lower()})
 
 
-def test_words_are_heard_at_another_speed(speaking: OpenAI, judge: Judge) -> None:
+def test_words_are_heard_at_another_speed(speaking, judge) -> None:
     for speed in (0.8, 1.25):
         answer = speaking.audio.speech.create(
             model=MODEL,
@@ -77,7 +77,7 @@ def test_words_are_heard_at_another_speed(speaking: OpenAI, judge: Judge) -> Non
         assert heard(judge, answer.content)[0] == ["three", "five", "seven"]
 
 
-def test_held_out_renderings_are_transcribed(speaking: OpenAI) -> None:
+def test_held_out_renderings_are_transcribed(speaking) -> None:
     """With voices' speeds, pitches and a noise that training left out."""
     rng, words, texts = random.Random("transcribe"), list[str](), list[str]()
     for prompt in prompts(rng, 40, heard=True, held_out=True):
@@ -91,7 +91,7 @@ def test_held_out_renderings_are_transcribed(speaking: OpenAI) -> None:
     assert jiwer.wer(words, texts) <= 0.05
 
 
-def test_what_is_said_is_transcribed(speaking: OpenAI) -> None:
+def test_what_is_said_is_transcribed(speaking) -> None:
     for voice, sound_format in zip(VOICES, ("mp3", "opus", "flac"), strict=True):
         sound: Any = speaking.audio.speech.create(
             model=MODEL,

@@ -27,7 +27,7 @@ SAID = [[text("Hello")], [IMAGE, text("What is it?")], [audio(1.3)], [video(4, 2
 
 
 @pytest.fixture(scope="module")
-def deeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Qwen3Omni, Reference]]:
+def deeper(tmp_path_factory) -> Iterator[tuple[Qwen3Omni, Reference]]:
     """Ours and the oracle, over a checkpoint on which both lines of transformers agree."""
     folder = write_deeper_checkpoint(tmp_path_factory.mktemp("deeper"))
     with Qwen3Omni.load(folder, dtype="float32", max_concurrency=2) as omni:
@@ -92,7 +92,7 @@ def assert_same_reply(ours: SpeechResult, expected: SpeechResult) -> None:
     assert ours.text == expected.text
 
 
-def test_any_session_is_its_messages_given_at_once(omni: Qwen3Omni) -> None:
+def test_any_session_is_its_messages_given_at_once(omni) -> None:
     """Random turns, pieces, barge-ins, seconds heard, and appends over a reply that streams."""
 
     @settings(max_examples=examples(40))
@@ -142,7 +142,7 @@ def said_in_turns(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str,
 
 
 @pytest.mark.parametrize("name", ["audio", "images-and-audio", "video", "five-turns"])
-def test_every_turn_is_the_references(deeper: tuple[Qwen3Omni, Reference], name: str) -> None:
+def test_every_turn_is_the_references(deeper, name) -> None:
     """The reference gets the prompt of all messages at once."""
     omni, reference = deeper
     turns: dict[str, list[list[dict[str, Any]]]] = {

@@ -48,7 +48,7 @@ def heard(judge: Judge, result: SpeechResult) -> str:
 
 
 @pytest.mark.parametrize("dtype", [again("float32"), again("bfloat16"), "int4"])
-def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dtype: str) -> None:
+def test_questions_it_never_met_are_answered_in_the_asked_voice(judge, dtype) -> None:
     """At the released sampling settings. All of them are train/assess.py's, whose figures README
     and the model card give."""
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype=dtype, max_concurrency=1) as omni:
@@ -62,14 +62,14 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dt
     assert shares.right_voice > 0.97
 
 
-def test_a_spoken_sum_is_heard_and_answered(speaking: Qwen3Omni, judge: Judge) -> None:
+def test_a_spoken_sum_is_heard_and_answered(speaking, judge) -> None:
     question = [{"role": "user", "content": [{"type": "audio", "audio": str(SUM_WAV)}]}]
     result = speaking.generate_audio(question, seed=0, **LONGEST)
     assert result.text == heard(judge, result) == "eight"
 
 
 @pytest.mark.parametrize("spoken", [True, False])
-def test_transformers_answers_code_for_code(speaking: Qwen3Omni, spoken: bool) -> None:
+def test_transformers_answers_code_for_code(speaking, spoken) -> None:
     reference = Reference(SPEAKING_CHECKPOINT)
     asked = [q for q in questions(16, seed=2) if q.spoken == spoken and "(" not in q.reply][:3]
     for question in asked:
@@ -160,7 +160,7 @@ def faultless(judge: Judge, result: SpeechResult, reply: str) -> bool:
 @pytest.mark.parametrize(
     "fault", [_Talker, RowsOneEarly, FirstTokenDropped, EndRepeated, WrongHiddenState, LostSamples]
 )
-def test_a_fault_is_audible(speaking: Qwen3Omni, judge: Judge, fault: Any) -> None:
+def test_a_fault_is_audible(speaking, judge, fault) -> None:
     ends = speaking._config.tts_eos_id, speaking._config.tts_pad_id
     right = []
     for words, reply in (SOME[0], SOME[4]):

@@ -1,8 +1,6 @@
 """A session that was saved goes on after a restart as the one that was not."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ SHORT_HISTORY = {
 
 
 @pytest.fixture
-def restarted(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def restarted(checkpoint) -> Iterator[Qwen3Omni]:
     """Another load of the checkpoint of `omni`, which has no rows of any conversation."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as omni:
         yield omni
@@ -64,7 +62,7 @@ def go_on(session: Session) -> list[SpeechResult]:
     ],
 )
 def test_replies_after_a_restart_are_those_of_the_session_that_went_on(
-    omni: Qwen3Omni, restarted: Qwen3Omni, options: Any, tmp_path: Path
+    omni, restarted, options, tmp_path
 ) -> None:
     with omni.session("Be brief.", **LIMITS, **options) as session:
         begin(session)
@@ -86,9 +84,7 @@ def test_replies_after_a_restart_are_those_of_the_session_that_went_on(
     assert found[1].timings.reused_tokens > 0, "a restored session has rows again"
 
 
-def test_a_session_of_another_checkpoint_is_refused(
-    omni: Qwen3Omni, checkpoint_of_seed: Any, tmp_path: Path
-) -> None:
+def test_a_session_of_another_checkpoint_is_refused(omni, checkpoint_of_seed, tmp_path) -> None:
     with omni.session() as session:
         session.save(tmp_path / "session")
     expected = pytest.raises(StoredSessionError, match=r"another checkpoint .* Load the checkpoint")

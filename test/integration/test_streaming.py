@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,24 +78,24 @@ def assert_same(ours: SpeechResult, expected: SpeechResult, tolerance: float) ->
 
 
 @pytest.fixture(scope="module")
-def many(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def many(checkpoint) -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def alone(many: Qwen3Omni) -> list[SpeechResult]:
+def alone(many) -> list[SpeechResult]:
     return [many.generate_audio(messages, **options) for messages, options in REQUESTS]
 
 
-def test_eight_at_once_say_what_each_says_alone(many: Qwen3Omni, alone: list[SpeechResult]) -> None:
+def test_eight_at_once_say_what_each_says_alone(many, alone) -> None:
     for order in (list(range(8)), [5, 2, 7, 0, 3, 6, 1, 4]):
         together = at_once(many, [REQUESTS[number] for number in order])
         for number, result in zip(order, together, strict=True):
             assert_same(result, alone[number], tolerance=1e-5)
 
 
-def test_chunks_follow_each_other_without_a_gap(many: Qwen3Omni) -> None:
+def test_chunks_follow_each_other_without_a_gap(many) -> None:
     messages, options = REQUESTS[7]
     chunks = [e for e in many.stream(messages, **options) if isinstance(e, AudioChunk)]
     assert [c.frames for c in chunks] == [1] * 17
@@ -105,7 +104,7 @@ def test_chunks_follow_each_other_without_a_gap(many: Qwen3Omni) -> None:
         assert after.first_sample == before.first_sample + len(before.samples)
 
 
-def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -> None:
+def test_the_first_sound_comes_while_the_thinker_still_writes(many) -> None:
     limits = {"thinker_max_new_tokens": 200, "talker_max_new_tokens": 20}
     with many.stream(TEXT, **limits, **GREEDY) as stream:
         kinds = [type(event) for event in stream]
@@ -114,7 +113,7 @@ def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -
     assert TextDelta in kinds[first_sound:]
 
 
-def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) -> None:
+def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint) -> None:
     threads = threading.active_count()
     omni = Qwen3Omni.load(checkpoint, max_concurrency=1)
     stream = omni.stream(TEXT)
@@ -127,9 +126,7 @@ def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) ->
     wait_until(lambda: threading.active_count() == threads)
 
 
-def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(
-    checkpoint: Path,
-) -> None:
+def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(checkpoint) -> None:
     """The garbage collector may close it in the thread whose call an engine's `close` waits for."""
     calling, closed = threading.Lock(), []
 
@@ -158,7 +155,7 @@ def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(
     wait_until(lambda: not any(stage.thread.is_alive() for stage in omni._pipeline._stages))
 
 
-def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:
+def test_a_stream_keeps_its_model_alive(checkpoint) -> None:
     stream = Qwen3Omni.load(checkpoint, max_concurrency=1).stream(
         TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=5, **GREEDY
     )
@@ -166,7 +163,7 @@ def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:
 
 
 @pytest.fixture
-def split(checkpoint: Path) -> Iterator[Qwen3Omni]:
+def split(checkpoint) -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8, placement="split") as omni:
         yield omni
 
@@ -179,9 +176,7 @@ def process_ids(omni: Qwen3Omni) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("cold_starts")
-def test_engines_in_processes_of_their_own_say_the_same(
-    split: Qwen3Omni, alone: list[SpeechResult]
-) -> None:
+def test_engines_in_processes_of_their_own_say_the_same(split, alone) -> None:
     assert isinstance(split._pipeline._engines.talker, RemoteTalker)
     for result, expected in zip(at_once(split, REQUESTS), alone, strict=True):
         assert_same(result, expected, tolerance=1e-5)
@@ -192,7 +187,7 @@ def test_engines_in_processes_of_their_own_say_the_same(
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
-def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, stage: str) -> None:
+def test_a_process_that_dies_ends_its_requests_and_no_others(split, stage) -> None:
     """At once, with its status; what needs it no more goes on to its end; nothing is left."""
     short = {"thinker_max_new_tokens": 4, "talker_max_new_tokens": 120, **GREEDY}
     expected = split.generate_audio(MIXED, **short)
@@ -224,7 +219,7 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, s
     assert not any(lives(pid) for pid in pids.values())
 
 
-def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:
+def test_a_stalled_process_is_ended_by_close(split) -> None:
     stream = split.stream(TEXT, talker_max_new_tokens=2000, **GREEDY)
     while not isinstance(next(stream), AudioChunk):
         pass

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,12 +33,12 @@ TOY = replace(
 
 
 @pytest.fixture(autouse=True)
-def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_toy(monkeypatch) -> None:
     monkeypatch.setitem(TARGETS, "toy", TOY)
 
 
 @pytest.mark.parametrize("placement", ["shared", "split"])
-def test_a_toy_target_speaks(checkpoint: Path, omni: Qwen3Omni, placement: str) -> None:
+def test_a_toy_target_speaks(checkpoint, omni, placement) -> None:
     expected = omni.generate_audio(QUESTION, **LIMITS)
     with Qwen3Omni.load(checkpoint, target="toy", dtype="float32", placement=placement) as toy:
         result = toy.generate_audio(QUESTION, **LIMITS)
@@ -49,7 +48,7 @@ def test_a_toy_target_speaks(checkpoint: Path, omni: Qwen3Omni, placement: str) 
 
 
 def test_a_toy_target_is_compiled_and_loaded_by_its_versions(
-    checkpoint: Path, omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint, omni, tmp_path, monkeypatch
 ) -> None:
     words = ["--model", str(checkpoint), "--out", str(tmp_path), "--target", "toy"]
     with compiled_here():

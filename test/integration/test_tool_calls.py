@@ -11,7 +11,6 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 
 from qwen3_omni_neuron import AudioChunk, Finished, Qwen3Omni, TextDelta
 from qwen3_omni_neuron.errors import GrammarError, OptionError, ToolCallError
@@ -52,14 +51,12 @@ def allowed(mode: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def template_with_tools(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+def template_with_tools(omni, monkeypatch) -> None:
     monkeypatch.setattr(omni.prompt_builder._template, "takes_tools", True)
 
 
 @pytest.fixture
-def script(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[Sequence[int]], None]]:
+def script(omni, monkeypatch) -> Iterator[Callable[[Sequence[int]], None]]:
     """Gives the tokens that the next reply begins with, whatever the model would write."""
     stage = omni._pipeline._thinker
     sample, left = stage._sample_ids, list[int]()
@@ -99,7 +96,7 @@ def check(name: str, arguments: Any) -> None:
 
 @pytest.mark.parametrize("spelled", [False, True], ids=["a token", "spelled in words"])
 def test_from_the_marker_on_a_call_is_held_to_its_schema_and_not_spoken(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any, spelled: bool
+    omni, monkeypatch, script, spelled
 ) -> None:
     spoken: list[int] = []
     put = TokenBuffer.put
@@ -120,9 +117,7 @@ def test_from_the_marker_on_a_call_is_held_to_its_schema_and_not_spoken(
     assert result.thinker_finish_reason == "stop"
 
 
-def test_several_calls_are_held_each_and_text_between_them_is_free(
-    omni: Qwen3Omni, script: Any
-) -> None:
+def test_several_calls_are_held_each_and_text_between_them_is_free(omni, script) -> None:
     one = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
     script(tokens(omni, f"{one}\nand\n<tool_call>"))
     stream = omni.stream_text(HELLO, tools=TOOLS, **LIMITS)
@@ -132,9 +127,7 @@ def test_several_calls_are_held_each_and_text_between_them_is_free(
     calls_of(second.partition("</tool_call>")[0] + "</tool_call>")
 
 
-def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(
-    omni: Qwen3Omni,
-) -> None:
+def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(omni) -> None:
     for choice, names, one in (
         ("required", {"weather", "stop", "wait"}, True),
         ("required", {"weather", "stop", "wait"}, False),
@@ -156,7 +149,7 @@ def test_a_choice_of_tools_is_a_call_of_one_of_them_from_the_first_token_on(
             assert finished.result.talker_finish_reason == "no_speech"
 
 
-def test_tools_that_are_not_allowed_are_not_called(omni: Qwen3Omni, script: Any) -> None:
+def test_tools_that_are_not_allowed_are_not_called(omni, script) -> None:
     script(tokens(omni, "<tool_call>"))
     choice = allowed("auto")
     result = omni.generate_text(
@@ -165,7 +158,7 @@ def test_tools_that_are_not_allowed_are_not_called(omni: Qwen3Omni, script: Any)
     assert calls_of(result.text)[0][0] in ("stop", "wait")
 
 
-def test_a_grammar_beside_tools_allows_either(omni: Qwen3Omni, script: Any) -> None:
+def test_a_grammar_beside_tools_allows_either(omni, script) -> None:
     options = {"tools": TOOLS, "grammar": {"regex": "(yes|no)"}, **LIMITS}
     for begun in ("y", "<tool_call>"):
         script(tokens(omni, begun))
@@ -173,9 +166,7 @@ def test_a_grammar_beside_tools_allows_either(omni: Qwen3Omni, script: Any) -> N
         assert text == "yes" if begun == "y" else len(calls_of(text)) == 1
 
 
-def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
-    omni: Qwen3Omni, script: Any
-) -> None:
+def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(omni, script) -> None:
     """A script that the grammar does not allow would end the reply with a GrammarError."""
     odd = {"type": "object", "properties": {"a": {"$ref": "http://localhost/a"}}}
     tools = [tool("odd", odd), tool("weather", PARAMETERS)]
@@ -191,7 +182,7 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(
         omni.stream_text(HELLO, tools=tools, **LIMITS)
 
 
-def test_a_choice_that_can_not_be_made_is_refused(omni: Qwen3Omni) -> None:
+def test_a_choice_that_can_not_be_made_is_refused(omni) -> None:
     for options, message in (
         ({"tool_choice": "always"}, "tool_choice must be auto, none, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice must be"),
@@ -210,7 +201,7 @@ def test_a_choice_that_can_not_be_made_is_refused(omni: Qwen3Omni) -> None:
 
 @pytest.mark.parametrize("how", ["malformed", "left open by the model"])
 def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, script: Any, how: str
+    omni, monkeypatch, script, how
 ) -> None:
     """In a stream, and in a session, whose history has what was said before the call."""
     options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
@@ -248,9 +239,7 @@ BODY = {name: value for name, value in LIMITS.items() if name != "seed"}
     ("choice", "reason"),
     [("required", "tool_calls"), (NAMED, "stop"), (allowed("required"), "tool_calls")],
 )
-def test_a_chat_calls_the_tools_that_its_choice_allows(
-    client: OpenAI, server: Server, choice: Any, reason: str
-) -> None:
+def test_a_chat_calls_the_tools_that_its_choice_allows(client, server, choice, reason) -> None:
     """Whole and streamed, spoken too, and with the letters that the model wrote."""
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS, "seed": 4}
     asked |= {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": BODY}
@@ -275,7 +264,7 @@ def failed_calls(server: Server) -> float:
 
 
 def test_a_call_that_fails_is_an_error_of_the_chat_and_counted(
-    omni: Qwen3Omni, client: OpenAI, server: Server, monkeypatch: Any, script: Any
+    omni, client, server, monkeypatch, script
 ) -> None:
     without_llguidance(monkeypatch)
     before, begun = failed_calls(server), tokens(omni, 'Hm. <tool_call>\n{"name"\n</tool_call>')
@@ -299,7 +288,7 @@ WRITTEN = ' "weather", "arguments": {"city": "Köln", "place": ['
 @pytest.mark.parametrize("written", ["", ' "weath', ' "weather", "arguments":', WRITTEN])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
 def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
-    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any, choice: Any, written: str
+    omni, client, server, script, choice, written
 ) -> None:
     """Whole and streamed, in chat and in responses, and sent back as it came."""
     said = "Hm. " if choice == "auto" else ""
@@ -343,9 +332,7 @@ def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
     )
 
 
-def test_a_call_that_a_stop_string_cuts_off_is_not_told(
-    omni: Qwen3Omni, client: OpenAI, server: Server, script: Any
-) -> None:
+def test_a_call_that_a_stop_string_cuts_off_is_not_told(omni, client, server, script) -> None:
     written = WRITTEN.removesuffix(": [")
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS}
     script(tokens(omni, f'<tool_call>\n{{"name":{written}'))
@@ -370,7 +357,7 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_told(
 SCHEMA = {"name": "place", "schema": PARAMETERS, "strict": True}
 
 
-def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server) -> None:
+def test_a_chat_answers_in_the_json_of_its_format(client, server) -> None:
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "seed": 4}
     asked["extra_body"] = BODY
     form: Any = {"type": "json_schema", "json_schema": SCHEMA}
@@ -384,7 +371,7 @@ def test_a_chat_answers_in_the_json_of_its_format(client: OpenAI, server: Server
     assert (made.choices[0].message.content or "").startswith("{")
 
 
-def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(server: Server) -> None:
+def test_a_format_that_can_not_be_kept_is_refused_before_the_answer(server) -> None:
     for fields, message in (
         ({"response_format": {"type": "xml"}}, "response_format"),
         (
@@ -419,7 +406,7 @@ REALTIME_TOOLS = [{"type": "function", **one["function"]} for one in TOOLS]
 
 
 def test_a_realtime_response_calls_the_tool_that_it_must_and_tells_a_cut_call(
-    omni: Qwen3Omni, server: Server, script: Any
+    omni, server, script
 ) -> None:
     with calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, tools=REALTIME_TOOLS, parallel_tool_calls=False, **LIMITS)

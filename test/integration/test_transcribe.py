@@ -34,7 +34,7 @@ SHORT = ["--dtype", "float32", "--max-new-tokens", str(TOKENS)]
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def clips(tmp_path_factory) -> list[Path]:
     """Five files of noise, of several rates and lengths, the longest first."""
     folder = tmp_path_factory.mktemp("clips")
     random = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bad(tmp_path_factory) -> dict[str, Path]:
     """Files that can't be transcribed, by what is said of them."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "broken.wav").write_bytes(b"RIFF, or so")
@@ -69,9 +69,7 @@ def text_of(omni: Qwen3Omni, file: Path) -> str:
     return omni.generate_text(messages, **options).text
 
 
-def test_one_file_gives_its_text_alone(
-    checkpoint: Path, omni: Qwen3Omni, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_file_gives_its_text_alone(checkpoint, omni, capsys) -> None:
     assert (
         main(["transcribe", str(QUESTION_WAV), "--model", str(checkpoint), *SHORT])
         == ExitStatus.CUT
@@ -83,7 +81,7 @@ def test_one_file_gives_its_text_alone(
 
 
 def test_several_files_are_a_line_each_in_their_order_however_many_at_once(
-    checkpoint: Path, omni: Qwen3Omni, clips: list[Path], capsys: pytest.CaptureFixture[str]
+    checkpoint, omni, clips, capsys
 ) -> None:
     for concurrency in (1, 3):
         files = [str(file) for file in clips]
@@ -95,9 +93,7 @@ def test_several_files_are_a_line_each_in_their_order_however_many_at_once(
         assert capsys.readouterr().out.split("\n") == [*expected, ""]
 
 
-def test_json_lines_have_text_and_times(
-    checkpoint: Path, omni: Qwen3Omni, clips: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_lines_have_text_and_times(checkpoint, omni, clips, capsys) -> None:
     files = [str(file) for file in clips[:2]]
     assert (
         main(["transcribe", *files, "--json", "--model", str(checkpoint), *SHORT]) == ExitStatus.CUT
@@ -115,11 +111,7 @@ def test_json_lines_have_text_and_times(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_bad_files_are_reported_and_the_others_transcribed(
-    checkpoint: Path,
-    clips: list[Path],
-    bad: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-    as_json: bool,
+    checkpoint, clips, bad, capsys, as_json
 ) -> None:
     files = [str(file) for file in (clips[3], *bad.values(), clips[4])]
     model = ["--model", str(checkpoint), "--context-length", "112", "--concurrency", "2"]
@@ -145,9 +137,7 @@ def test_bad_files_are_reported_and_the_others_transcribed(
         assert said in outcome["error"]
 
 
-def test_without_a_file_that_can_be_read_no_model_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_that_can_be_read_no_model_is_loaded(capsys, monkeypatch) -> None:
     monkeypatch.setattr(Qwen3Omni, "load", None)
     assert main(["transcribe", "/nowhere.wav", __file__]) == 1
     first, second = capsys.readouterr().err.splitlines()
@@ -155,7 +145,7 @@ def test_without_a_file_that_can_be_read_no_model_is_loaded(
     assert second.startswith(f"qwen3-omni-neuron: {__file__}: the file is something else")
 
 
-def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[Path]) -> None:
+def test_the_library_tells_failures_from_mistakes(checkpoint, clips) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni:
         (missing,) = transcribe(omni, [Path("missing.wav")])
         assert isinstance(missing, Failure)
@@ -174,7 +164,7 @@ def speech(*lengths: float) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:
+def test_a_segment_is_the_transcript_of_its_window(omni) -> None:
     audio = {"audio": speech(12, 3), "sampling_rate": 16000}
     growing = GrowingWindows()
     wanted = growing.push(audio["audio"]) + growing.finish()
@@ -191,9 +181,7 @@ def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_long_file_is_transcribed_whole_in_windows(
-    omni: Qwen3Omni, tmp_path: Path, concurrency: int
-) -> None:
+def test_a_long_file_is_transcribed_whole_in_windows(omni, tmp_path, concurrency) -> None:
     """Its text, streamed or not, is that of its windows; files beside it keep their order."""
     long, short = tmp_path / "long.wav", tmp_path / "short.wav"
     soundfile.write(long, speech(35, 3), 16000)
@@ -233,7 +221,7 @@ def test_text_comes_while_the_audio_is_read() -> None:
     assert sum(isinstance(event, Segment) for event in events) > 9 * 58 / 8
 
 
-def test_a_limit_that_ends_one_window_is_the_transcripts(tmp_path: Path) -> None:
+def test_a_limit_that_ends_one_window_is_the_transcripts(tmp_path) -> None:
     soundfile.write(tmp_path / "long.wav", speech(20, 20), 16000)
     reasons = iter(["length", "stop", "stop", "stop"])
 
@@ -249,9 +237,7 @@ def test_a_limit_that_ends_one_window_is_the_transcripts(tmp_path: Path) -> None
     assert {options["thinker_max_new_tokens"] for _, options in model.asked} == {7}
 
 
-def test_warnings_of_reading_are_the_transcripts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_reading_are_the_transcripts(monkeypatch, capsys) -> None:
     blocks = windows_module.waveform_blocks
 
     def warning_blocks(*given: Any, warn: Any, **named: Any) -> Any:

@@ -30,7 +30,7 @@ STEPS, HEAD_STEPS = "thinker's layers, by steps", "talker's codec_head, by steps
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory) -> Path:
     """Results for the checkpoint that ships."""
     if Version(transformers.__version__) < Version("5"):
         pytest.skip("4.57 adds deepstack to the layer that the shipped checkpoint's talker gets")
@@ -51,7 +51,7 @@ def failed(found: list[Difference]) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", ["auto", *map(again, ("float32", "bfloat16", "int8")), "int4"])
-def test_the_checkpoint_that_ships_holds(reference: Path, dtype: str) -> None:
+def test_the_checkpoint_that_ships_holds(reference, dtype) -> None:
     found = differences(SPEAKING_CHECKPOINT, reference, dtype=dtype)
     assert failed(found) == []
     assert len(found) == STAGES, "every stage had rows"
@@ -127,9 +127,7 @@ LAYER, *OTHERS = (
         again(LAYER, "bfloat16"),  # the slowest: in torch
     ],
 )
-def test_a_fault_is_named_at_its_stage(
-    reference: Path, tmp_path: Path, where: str, dtype: str
-) -> None:
+def test_a_fault_is_named_at_its_stage(reference, tmp_path, where, dtype) -> None:
     found = differences(planted(tmp_path / "faulty", where), reference, dtype=dtype)
     assert failed(found)[:1] == [FAULTS[where][1]]
     assert next(one for one in found if not one.holds).first.startswith("question ")
@@ -137,7 +135,7 @@ def test_a_fault_is_named_at_its_stage(
 
 @pytest.mark.parametrize(("stage", "name"), [("thinker", STEPS), ("talker", HEAD_STEPS)])
 def test_a_fault_of_the_graphs_for_steps_alone_is_named(
-    monkeypatch: pytest.MonkeyPatch, reference: Path, stage: str, name: str
+    monkeypatch, reference, stage, name
 ) -> None:
     """The rows that a prompt has computed are right. The talker begins text with a step, too."""
 
@@ -153,7 +151,7 @@ def test_a_fault_of_the_graphs_for_steps_alone_is_named(
     assert wrong.first.startswith("question 1, ") and wrong.first.endswith(" 2")
 
 
-def test_a_bfloat16_predictor_over_the_outlier_is_named(tmp_path: Path) -> None:
+def test_a_bfloat16_predictor_over_the_outlier_is_named(tmp_path) -> None:
     """Released code predictors have an activation of 49,000: testing.tiny.outlier.
 
     With seed 1 the thinker's only row is 2 % beyond what bfloat16 may change, on some processors.
@@ -166,9 +164,7 @@ def test_a_bfloat16_predictor_over_the_outlier_is_named(tmp_path: Path) -> None:
     assert failed(differences(folder, path, dtype="bfloat16")) == []
 
 
-def test_the_command_says_what_differs_and_its_status(
-    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_differs_and_its_status(reference, tmp_path, capsys) -> None:
     given = ["verify", "--against", str(reference), "--model"]
     assert cli.main([*given, str(SPEAKING_CHECKPOINT)]) == 0
     shown = capsys.readouterr().out
@@ -184,7 +180,7 @@ def test_the_command_says_what_differs_and_its_status(
 DATA = Path(__file__).parents[1] / "data" / "0.1.0"
 
 
-def test_what_cannot_be_verified_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_verified_is_refused(capsys) -> None:
     for given, message in (
         (["--placement", "split"], "placement is shared"),
         (["--write", "none.npz", "--dtype", "int4"], "float32 or bfloat16, got --dtype int4"),
@@ -198,9 +194,7 @@ def test_what_cannot_be_verified_is_refused(capsys: pytest.CaptureFixture[str]) 
         assert message in capsys.readouterr().err
 
 
-def test_numbers_that_are_none_are_found_without_a_reference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_numbers_that_are_none_are_found_without_a_reference(monkeypatch) -> None:
     """The question ends with an error, and the page names the call."""
     decode = CpuVocoder.step
 
@@ -217,7 +211,7 @@ def test_numbers_that_are_none_are_found_without_a_reference(
     assert page(verdict).endswith("\nNaN or infinity, first in: vocoder.step")
 
 
-def test_words_are_heard_again_without_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_heard_again_without_a_reference(monkeypatch) -> None:
     """The checkpoint that ships ends its speech, and hears it again."""
     monkeypatch.setattr(verifying, "make_questions", lambda: [Question(t) for t in TEXTS[:4]])
     verdict = verify(SPEAKING_CHECKPOINT)

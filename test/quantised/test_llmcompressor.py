@@ -56,7 +56,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     [("pack-quantized", INT4), ("pack-quantized", INT8)],
 )
 def test_weights_are_those_that_compressed_tensors_decompresses(
-    checkpoint: Path, tmp_path: Path, form: str, weights: dict[str, Any]
+    checkpoint, tmp_path, form, weights
 ) -> None:
     """Bit for bit, with the scales widened to float32 first. int4 has zero points."""
     pytest.importorskip("llmcompressor", reason=REASON)
@@ -71,9 +71,7 @@ def test_weights_are_those_that_compressed_tensors_decompresses(
         assert torch.equal(ours, compressor.decompress(parts, scheme)["weight"].float()), name
 
 
-def test_weights_of_nvfp4_are_those_that_compressed_tensors_computes(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_weights_of_nvfp4_are_those_that_compressed_tensors_computes(checkpoint, tmp_path) -> None:
     """By the scheme NVFP4A16, in float32."""
     pytest.importorskip("llmcompressor", reason=REASON)
     from compressed_tensors.quantization import QuantizationScheme
@@ -85,7 +83,7 @@ def test_weights_of_nvfp4_are_those_that_compressed_tensors_computes(
 
 
 def test_nvfp4_with_rounded_inputs_speaks_as_transformers_over_its_weights(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint, tmp_path, capsys
 ) -> None:
     """By the scheme NVFP4, W4A4: shown, read as two packages do, and spoken without rounding.
 

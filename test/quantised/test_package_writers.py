@@ -6,7 +6,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
-from qwen3_omni_neuron.model.config import OmniConfig
 from testing import package_writers as packages
 from testing.models import load_models
 from testing.quantised_checkpoint import Writer, write_quantised_checkpoint
@@ -59,9 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weights_are_those_that_the_package_computes(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path, name: str
-) -> None:
+def test_weights_are_those_that_the_package_computes(checkpoint, config, tmp_path, name) -> None:
     """Bit for bit in float32, and in dtype int4 where it keeps the numbers."""
     case = CASES[name]
     reason = f"{case.package}, which packs matrices, is not installed"

@@ -80,7 +80,7 @@ COMPRESSED = {
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_compressed_tensors_checkpoints_are_read_as_transformers_reads_them(
-    checkpoint: Path, tmp_path: Path, name: str
+    checkpoint, tmp_path, name
 ) -> None:
     needs(transformers="4.57", compressed_tensors="0.14")
     form, weights = COMPRESSED[name]
@@ -117,7 +117,7 @@ def assert_equal_to_auto_round(
 
 
 def test_auto_round_checkpoints_are_read_as_transformers_reads_them(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint, tmp_path, monkeypatch
 ) -> None:
     needs(transformers="4.57", auto_round="0.16")
     folder = write_auto_round(checkpoint, tmp_path / "made")
@@ -132,9 +132,7 @@ THINKER_LAYERS = {
 }
 
 
-def test_gptq_is_read_as_transformers_reads_it(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gptq_is_read_as_transformers_reads_it(checkpoint, tmp_path, monkeypatch) -> None:
     """transformers converts its settings to auto-round's; its own reader wants a GPU."""
     needs(transformers="4.57", auto_round="0.16")
     pytest.importorskip("auto_round_kernel", reason="no auto-round-lib, which reads this form")
@@ -151,9 +149,7 @@ def test_gptq_is_read_as_transformers_reads_it(
 
 
 @pytest.mark.parametrize("size", [16, 128])
-def test_fp8_in_blocks_is_read_as_transformers_reads_it(
-    checkpoint: Path, tmp_path: Path, size: int
-) -> None:
+def test_fp8_in_blocks_is_read_as_transformers_reads_it(checkpoint, tmp_path, size) -> None:
     """Thinker and talker; in tiny matrices a block of 128 is a whole matrix.
 
     No block is partial: 5.13 takes matrices to be divided in equal blocks.

@@ -50,13 +50,13 @@ RANK = 4
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory) -> Path:
     """A tiny checkpoint in float32."""
     return write_tiny_checkpoint(tmp_path_factory.mktemp("base"), 5, dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def weights(base: Path) -> dict[str, Tensor]:
+def weights(base) -> dict[str, Tensor]:
     return {n: t for file in base.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
@@ -81,7 +81,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, Tensor]) -> Path:
+def adapter(tmp_path_factory, weights) -> Path:
     tensors = {n: t for layer in LAYERS for n, t in factors(weights, layer).items()}
     return write(tmp_path_factory.mktemp("adapter") / "lora", tensors)
 
@@ -97,9 +97,7 @@ def delta(tensors: Mapping[str, Tensor], layer: str, scale: float) -> Tensor:
     return (tensors[f"{layer}.lora_B.weight"] @ tensors[f"{layer}.lora_A.weight"]) * scale
 
 
-def test_factors_and_weights_of_half_precision_are_merged_in_float32(
-    weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_factors_and_weights_of_half_precision_are_merged_in_float32(weights, tmp_path) -> None:
     half = write_tiny_checkpoint(tmp_path / "base", 5, dtype="bfloat16")
     tensors = {name: tensor.bfloat16() for name, tensor in factors(weights, QUERY).items()}
     widened = {name: tensor.float() for name, tensor in tensors.items()}
@@ -121,7 +119,7 @@ def test_factors_and_weights_of_half_precision_are_merged_in_float32(
 )
 @pytest.mark.parametrize("ending", ["{}.weight", "{}.default.weight"])
 def test_names_of_other_programs_are_the_checkpoints(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, written: str, ending: str
+    base, weights, tmp_path, written, ending
 ) -> None:
     tensors = factors(weights, QUERY)
     folder, file = write(tmp_path / "one", {}), tmp_path / "one" / "adapter_model.safetensors"
@@ -133,7 +131,7 @@ def test_names_of_other_programs_are_the_checkpoints(
 
 
 def test_encoders_names_of_transformers_5_are_the_checkpoints(
-    base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
+    base, weights, adapter, tmp_path
 ) -> None:
     tensors = factors(weights, SOUND) | factors(weights, PICTURE)
     held = {n.replace("thinker.", "thinker.model."): t for n, t in tensors.items()}
@@ -154,9 +152,7 @@ def stack(out: int, into: int, rank: int = RANK, name: str = STACK) -> dict[str,
     return {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
 
 
-def test_stacks_that_do_not_fit_are_refused(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_stacks_that_do_not_fit_are_refused(base, weights, tmp_path) -> None:
     width, hidden = weights[f"{STACK}.0.gate_proj.weight"].shape
     down = stack(hidden, width)
     need = f"{STACK}.gate_up_proj and adapter_config.json need"
@@ -196,12 +192,7 @@ def test_stacks_that_do_not_fit_are_refused(
     ],
 )
 def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
-    base: Path,
-    weights: dict[str, Tensor],
-    tmp_path: Path,
-    settings: dict[str, Any],
-    renamed: dict[str, str],
-    message: str,
+    base, weights, tmp_path, settings, renamed, message
 ) -> None:
     tensors = factors(weights, QUERY)
     for layer, other in renamed.items():
@@ -211,9 +202,7 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
         Checkpoint(base, [AdapterPath(folder)])
 
 
-def test_a_lone_factor_other_types_and_missing_files_are_refused(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_a_lone_factor_other_types_and_missing_files_are_refused(base, weights, tmp_path) -> None:
     pair = factors(weights, QUERY)
     lone = dict([next(iter(pair.items()))])
     whole = {name: tensor.int() for name, tensor in pair.items()}
@@ -232,9 +221,7 @@ def test_a_lone_factor_other_types_and_missing_files_are_refused(
             refused(base, [AdapterPath(tmp_path / "lone")])
 
 
-def test_a_file_without_what_its_settings_name_is_refused(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_a_file_without_what_its_settings_name_is_refused(base, weights, tmp_path) -> None:
     query, value = (
         factors(weights, QUERY.replace("q_proj", name)) for name in ("q_proj", "v_proj")
     )
@@ -258,7 +245,7 @@ def test_a_file_without_what_its_settings_name_is_refused(
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
 def test_a_merged_matrix_that_is_not_finite_is_refused_by_name(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, value: float
+    base, weights, tmp_path, value
 ) -> None:
     for layer in (QUERY, EXPERT, SPEECH):
         tensors = factors(weights, layer)
@@ -271,14 +258,14 @@ def test_a_merged_matrix_that_is_not_finite_is_refused_by_name(
             load_checkpoint_models(given, read_config(base), "int8", STAGES, packed=True)
 
 
-def test_over_drawn_weights_an_adapter_is_refused(tmp_path: Path, adapter: Path) -> None:
+def test_over_drawn_weights_an_adapter_is_refused(tmp_path, adapter) -> None:
     drawn = write_tiny_checkpoint(tmp_path / "drawn", drawn=True)
     with pytest.raises(CheckpointError, match="no adapter can be merged"):
         Checkpoint(drawn, [AdapterPath(adapter)])
 
 
 def test_adapters_their_order_and_weights_are_part_of_fingerprints(
-    base: Path, weights: dict[str, Tensor], adapter: Path, tmp_path: Path
+    base, weights, adapter, tmp_path
 ) -> None:
     other = write(tmp_path / "other", factors(weights, QUERY, seed=1))
     again = Path(shutil.copytree(adapter, tmp_path / "again"))
@@ -294,9 +281,7 @@ def test_adapters_their_order_and_weights_are_part_of_fingerprints(
     assert adapters_digest([one]) != adapters_digest([two])
 
 
-def test_every_number_of_an_adapter_is_part_of_its_digest(
-    weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_every_number_of_an_adapter_is_part_of_its_digest(weights, tmp_path) -> None:
     """A checkpoint's tensors are hashed in their middle alone: they are a thousand times more."""
     folder = write(tmp_path / "one", factors(weights, QUERY))
     file, found = folder / "adapter_model.safetensors", set()
@@ -313,12 +298,7 @@ def test_every_number_of_an_adapter_is_part_of_its_digest(
 
 
 def test_a_tree_holds_the_merged_weights_and_asks_for_its_adapters(
-    base: Path,
-    weights: dict[str, Tensor],
-    adapter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    base, weights, adapter, tmp_path, capsys, monkeypatch
 ) -> None:
     def compile_here(compile_model: Any, plan: Any, model: str, part: Path, *_: Any) -> Any:
         return compile_model(plan, model, part)
@@ -388,7 +368,7 @@ FORMS: dict[str, tuple[Writer, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_over_any_quantised_form_the_weights_that_it_stands_for_are_merged(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path, form: str
+    base, weights, tmp_path, form
 ) -> None:
     name, (writer, settings) = f"{QUERY}.weight", FORMS[form]
     quantised, widened = write_quantised_checkpoint(
@@ -403,9 +383,7 @@ def test_over_any_quantised_form_the_weights_that_it_stands_for_are_merged(
 
 
 @pytest.mark.skipif(find_library() is None, reason="the C was not compiled, which reads 4 bits")
-def test_auto_rounds_no_merged_matrix_to_4_bits(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_auto_rounds_no_merged_matrix_to_4_bits(base, weights, tmp_path) -> None:
     """In int4 those that are one matrix with it would lose as much as an adapter adds."""
     matrix = re.compile(r"thinker\.(?:model\.layers.*_proj|lm_head)\.weight")
     quantised, widened = write_quantised_checkpoint(
@@ -434,7 +412,7 @@ def test_auto_rounds_no_merged_matrix_to_4_bits(
 
 
 def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
-    base: Path, weights: dict[str, Tensor], tmp_path: Path
+    base, weights, tmp_path
 ) -> None:
     from qwen3_omni_neuron.verification.oracle import Reference
     from qwen3_omni_neuron.verification.write import merged_checkpoint
@@ -459,10 +437,7 @@ def test_a_reply_with_an_adapter_is_transformers_over_the_merged_weights(
 
 
 def test_verify_takes_references_with_its_adapters_alone(
-    adapter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    adapter, tmp_path, capsys, monkeypatch
 ) -> None:
     """It is merged for transformers, too, and rounded to bfloat16 as weights of `mixed` are."""
     from qwen3_omni_neuron.verification import reference, write
@@ -481,9 +456,7 @@ def test_verify_takes_references_with_its_adapters_alone(
         assert "or with other adapters" in capsys.readouterr().err
 
 
-def test_the_command_line_names_a_wrong_adapter(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_names_a_wrong_adapter(base, tmp_path, capsys) -> None:
     wrong = str(tmp_path / "none")
     for words in (
         ["say", "a"],
@@ -527,9 +500,7 @@ EXPERTS = r".*\.mlp\.experts\."
     ],
     ids=["patterns", "experts", "stacks", "one stack"],
 )
-def test_weights_are_those_that_peft_merges(
-    base: Path, tmp_path: Path, targets: str, settings: dict[str, Any]
-) -> None:
+def test_weights_are_those_that_peft_merges(base, tmp_path, targets, settings) -> None:
     """Adapters that PEFT itself makes over transformers' model, writes and merges."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
@@ -552,7 +523,7 @@ def test_weights_are_those_that_peft_merges(
 
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
 def test_heads_and_tables_are_those_that_peft_merges_into_the_weight_beside_them(
-    base: Path, tmp_path: Path, targets: list[str]
+    base, tmp_path, targets
 ) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
@@ -571,7 +542,7 @@ def test_heads_and_tables_are_those_that_peft_merges_into_the_weight_beside_them
         assert torch.equal(read(base, own, tmp_path), theirs.weight)
 
 
-def test_several_are_those_that_peft_merges_in_order(base: Path, tmp_path: Path) -> None:
+def test_several_are_those_that_peft_merges_in_order(base, tmp_path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from qwen3_omni_neuron.verification.oracle import Reference
 

@@ -63,7 +63,7 @@ def test_conversations_under_one_system_prompt_have_different_keys() -> None:
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:40]))
-def test_a_body_that_is_no_conversation_has_no_key(body: bytes) -> None:
+def test_a_body_that_is_no_conversation_has_no_key(body) -> None:
     assert conversation_key(body) is None
 
 
@@ -122,7 +122,7 @@ class Client:
 
 
 @given(st.lists(st.integers(0, 200), max_size=5), st.booleans())
-def test_a_body_goes_on_unchanged_with_its_key(cuts: list[int], known_length: bool) -> None:
+def test_a_body_goes_on_unchanged_with_its_key(cuts, known_length) -> None:
     body = body_of(SYSTEM, FIRST)
     at = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
     pieces = [body[i:j] for i, j in pairwise(at)]
@@ -133,7 +133,7 @@ def test_a_body_goes_on_unchanged_with_its_key(cuts: list[int], known_length: bo
     assert Client(pieces).ask(headers) == [key.encode()]
 
 
-def test_no_more_of_a_body_is_read_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_of_a_body_is_read_than_its_beginning(monkeypatch) -> None:
     """The proxies are all clients', and have checked no API key."""
     read: list[int] = []
     parse = affinity.from_json

@@ -19,7 +19,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3, "talker_do_sample": False}
 
 
-def test_a_wrong_option_is_refused_at_once(omni: Qwen3Omni) -> None:
+def test_a_wrong_option_is_refused_at_once(omni) -> None:
     for options, said in (
         ({"speaker": "Bob"}, "unknown speaker 'Bob'. This checkpoint has Aiden, Chelsie, Ethan"),
         ({"speaker": 3}, "speaker must be a name"),
@@ -50,7 +50,7 @@ def test_a_wrong_option_is_refused_at_once(omni: Qwen3Omni) -> None:
             omni.stream(HELLO, **options)
 
 
-def test_a_wrong_argument_of_load_is_refused(checkpoint: Path) -> None:
+def test_a_wrong_argument_of_load_is_refused(checkpoint) -> None:
     for options, said in (
         ({"target": "gpu"}, "target must be cpu, neuron or torchneuron, got 'gpu'"),
         ({"dtype": "int3"}, "dtype must be auto, mixed"),
@@ -64,7 +64,7 @@ def test_a_wrong_argument_of_load_is_refused(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [-1, 0])
-def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over: int) -> None:
+def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint, over) -> None:
     with Qwen3Omni.load(checkpoint, context_length=40, max_concurrency=1) as omni:
         prompt = len(omni.prompt_builder.prompt(HELLO))
         filler = [{"role": "user", "content": "Hello" + "z" * (40 - prompt + over)}]
@@ -77,25 +77,25 @@ def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over
     assert len(result.codes) == 2
 
 
-def test_a_deadline_that_passes_is_raised_by_name(omni: Qwen3Omni) -> None:
+def test_a_deadline_that_passes_is_raised_by_name(omni) -> None:
     with pytest.raises(LateError, match=r"no first token after 1e-09 s; the thinker"):
         omni.generate_audio(HELLO, first_token_timeout_s=1e-9)
     assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
 
 
-def test_generate_audio_refuses_a_wrong_option_before_the_load(tmp_path: Path) -> None:
+def test_generate_audio_refuses_a_wrong_option_before_the_load(tmp_path) -> None:
     for wrong in ({"speker": "Ethan"}, {"seed": -1}):
         with pytest.raises(OptionError):
             generate_audio(HELLO, tmp_path / "nothing", **wrong)
 
 
-def test_generate_audio_loads_speaks_and_closes(checkpoint: Path) -> None:
+def test_generate_audio_loads_speaks_and_closes(checkpoint) -> None:
     result = generate_audio(HELLO, checkpoint, dtype="float32", **SHORT)
     assert len(result.audio) == 2 * 1920 - 555
 
 
 def test_a_checkpoint_in_a_precision_that_is_not_run_says_what_to_pass(
-    checkpoint: Path, tmp_path: Path
+    checkpoint, tmp_path
 ) -> None:
     raw = json.loads((checkpoint / "config.json").read_text())
     raw["dtype"] = "float16"
@@ -104,7 +104,7 @@ def test_a_checkpoint_in_a_precision_that_is_not_run_says_what_to_pass(
         Qwen3Omni.load(tmp_path)
 
 
-def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_path: Path) -> None:
+def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint, tmp_path) -> None:
     folder = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
     raw = json.loads((folder / "config.json").read_text())
     raw["enable_audio_output"] = False
@@ -115,7 +115,7 @@ def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_pat
             omni.generate_audio(HELLO)
 
 
-def test_a_text_is_asked_as_one_message_of_the_user(omni: Qwen3Omni) -> None:
+def test_a_text_is_asked_as_one_message_of_the_user(omni) -> None:
     expected = omni.generate_audio(HELLO, seed=1, **SHORT)
     given = omni.generate_audio("Hello", seed=1, **SHORT)
     assert given.codes.tolist() == expected.codes.tolist()
@@ -131,7 +131,7 @@ def test_a_text_is_asked_as_one_message_of_the_user(omni: Qwen3Omni) -> None:
         assert last.result.codes.tolist() == expected.codes.tolist()
 
 
-def test_an_empty_text_is_refused(omni: Qwen3Omni) -> None:
+def test_an_empty_text_is_refused(omni) -> None:
     for ask in (omni.stream, omni.generate_text, lambda text: omni.session(messages=text)):
         with pytest.raises(MessageError, match="the text to answer is empty"):
             ask(" \n")

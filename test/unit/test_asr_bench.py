@@ -28,7 +28,7 @@ def test_rates_are_errors_over_what_was_said() -> None:
         assert (rates["wer"], rates["cer"]) == (pytest.approx(wer), pytest.approx(cer))
 
 
-def test_spelling_comes_from_a_whisper_checkpoint(tmp_path: Path) -> None:
+def test_spelling_comes_from_a_whisper_checkpoint(tmp_path) -> None:
     mapping = tmp_path / "normalizer.json"
     mapping.write_text('{"colour": "color"}')
     normalize = asr._normalizer("english", mapping)
@@ -38,7 +38,7 @@ def test_spelling_comes_from_a_whisper_checkpoint(tmp_path: Path) -> None:
         asr._normalizer("english", tmp_path / "missing.json")
 
 
-def test_a_manifest_is_json_lines_with_paths_beside_it(tmp_path: Path) -> None:
+def test_a_manifest_is_json_lines_with_paths_beside_it(tmp_path) -> None:
     manifest = tmp_path / "m.jsonl"
     lines = ['{"audio": "a/b.wav", "text": "One\u2028two."}', "", '{"audio": "/c.wav", "text": ""}']
     manifest.write_text("\n".join(lines), encoding="utf-8")
@@ -48,9 +48,7 @@ def test_a_manifest_is_json_lines_with_paths_beside_it(tmp_path: Path) -> None:
     ]
 
 
-def test_the_figures_count_failures_apart(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_figures_count_failures_apart(checkpoint, tmp_path, capsys) -> None:
     audio = [str(QUESTION_WAV), "missing.wav", str(QUESTION_WAV), "beyond-the-limit.wav"]
     manifest, result = tmp_path / "m.jsonl", tmp_path / "r.json"
     lines = [json.dumps({"audio": a, "text": "What is the time?"}) for a in audio]

@@ -20,7 +20,7 @@ async def events_of(stream: Any) -> list[Any]:
     return [event async for event in stream]
 
 
-def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -> None:
+def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni) -> None:
     alone = [omni.generate_audio(HELLO, seed=seed, **LIMITS) for seed in range(8)]
 
     async def together() -> list[list[Any]]:
@@ -37,9 +37,7 @@ def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -
         np.testing.assert_allclose(np.concatenate(samples), expected.audio, atol=1e-5)
 
 
-def test_ready_events_are_the_stream_with_one_chunk_at_most_at_their_end(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ready_events_are_the_stream_with_one_chunk_at_most_at_their_end(omni, monkeypatch) -> None:
     """Audio and the end wait for nothing, and bring along text that would wait for ever."""
     expected = omni.generate_audio(HELLO, seed=3, **LIMITS)
     engine = omni._pipeline._engines.thinker
@@ -86,9 +84,7 @@ def slots_are_free(omni: Qwen3Omni) -> bool:
     return omni.status().running == 0
 
 
-def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(omni, monkeypatch) -> None:
     """While text waits for more of it, which is not a wait for the next event."""
     engine, may_step = omni._pipeline._engines.thinker, threading.Event()
     original = engine.step
@@ -120,7 +116,7 @@ def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
     assert stream._live.token_ids and len(stream._live.token_ids) < 100
 
 
-def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen3Omni) -> None:
+def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni) -> None:
     """By its wake-up and its cancel in one turn of the loop: the task ends, and takes no event."""
 
     async def cancelled() -> None:
@@ -145,7 +141,7 @@ def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen
     assert slots_are_free(omni)
 
 
-def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
+def test_status_and_info_say_what_runs(omni) -> None:
     assert omni.info.speakers == ("Aiden", "Chelsie", "Ethan")
     assert (omni.info.slots, omni.info.thinks, omni.info.takes_tools) == (3, False, False)
     assert slots_are_free(omni)
@@ -165,7 +161,7 @@ def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
     assert after.stages["thinker"].busy_s > before.stages["thinker"].busy_s
 
 
-def test_async_with_ends_the_request_and_returns_the_stream(omni: Qwen3Omni) -> None:
+def test_async_with_ends_the_request_and_returns_the_stream(omni) -> None:
     async def left_early() -> SpeechStream:
         async with omni.stream("Hello", seed=1) as stream:
             async for event in stream:

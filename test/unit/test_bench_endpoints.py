@@ -11,7 +11,6 @@ import json
 import threading
 from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -179,9 +178,7 @@ def answer_calls(socket: ServerConnection) -> None:
         heard = loud
 
 
-def test_an_endpoint_is_judged_by_its_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_endpoint_is_judged_by_its_address(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(realtime, "SENTENCE", ("six", "two"))
     monkeypatch.setattr(realtime, "LONG", "six")
     soundfile.write(tmp_path / "q.wav", question()[8000:12000], 16000)
@@ -232,7 +229,7 @@ class Chat(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_chat_server_is_asked_by_its_address(tmp_path: Path) -> None:
+def test_a_chat_server_is_asked_by_its_address(tmp_path) -> None:
     Chat.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Chat) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

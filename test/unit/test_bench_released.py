@@ -1,7 +1,5 @@
 """bench.released, over the tiny size."""
 
-from pathlib import Path
-
 import pytest
 
 from bench import released
@@ -14,9 +12,7 @@ from testing.results import load_results
     find_library() is None, reason="the C was not compiled, and these are the bytes that it reads"
 )
 @pytest.mark.release
-def test_the_released_size_is_measured_from_drawn_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_released_size_is_measured_from_drawn_weights(tmp_path, monkeypatch) -> None:
     """Here the tiny size, without processes: the tree is compiled, every figure is there."""
     monkeypatch.setattr(
         runner, "run_worker", lambda compile_model, *given: compile_model(*given[:3])

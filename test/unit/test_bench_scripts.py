@@ -23,7 +23,6 @@ from bench import (
 )
 from bench import threads as bench_threads
 from bench.common.manifests import SHIPPED, read_conversations
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from testing import report_cases
 from testing.headlines import of_speech
@@ -42,7 +41,7 @@ FEW = ["--thinker-max-new-tokens", "4", "--talker-max-new-tokens", "7"]  # 6 fra
 
 
 @pytest.fixture
-def model(checkpoint: Path) -> list[str]:
+def model(checkpoint) -> list[str]:
     return ["--model", str(checkpoint), "--dtype", "float32"]
 
 
@@ -72,7 +71,7 @@ PAGES = (str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "benchmarks").
 DOCUMENTS = sorted(["BENCHMARK.md", "README.md", "Makefile", *PAGES])
 
 
-def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_script_has_its_help(capsys) -> None:
     """All in this process; `python -m bench.NAME --help` calls the same function."""
     assert "bench.ttfb_rtf" in SCRIPTS
     for name in SCRIPTS:
@@ -83,7 +82,7 @@ def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_document_names_scripts_that_exist(document: str) -> None:
+def test_a_document_names_scripts_that_exist(document) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     named = set(re.findall(r"\b((?:bench|test\.hostile)\.[a-z_]+)\b(?!\.)", text))
     named |= {f"bench.{name}" for name in re.findall(r"\bbench/(\w+)\.py", text)}
@@ -102,9 +101,7 @@ def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
     assert any(m["role"] == "system" for c in found for m in c.messages)
 
 
-def test_a_result_file_is_read_as_it_was_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_result_file_is_read_as_it_was_written(tmp_path, capsys) -> None:
     versions = {"machine": {"cpu": "EPYC", "threads": 2}}
     rows = [{"ttft_s": 0.008, "ttfb_s": 1.5, "rtf": 0.5}, {"ttft_s": 0.01, "ttfb_s": None}]
     summary = {"n": 1, "of": {"p50": 0.12344, "none": None}}
@@ -123,9 +120,7 @@ def test_a_result_file_is_read_as_it_was_written(
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_a_row_has_the_figures_the_chunks_and_the_timeline(
-    tmp_path: Path, model: list[str]
-) -> None:
+def test_a_row_has_the_figures_the_chunks_and_the_timeline(tmp_path, model) -> None:
     manifest = str(manifest_of(tmp_path, SPOKEN, SKY))
     wavs = tmp_path / "wavs"
     more = ["--concurrency", "2", "--requests", "3", "--timeline", "2", "--chunk-frames", "1,2"]
@@ -171,7 +166,7 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(
     assert summary["audio_s"] == pytest.approx(3 * (6 * 1920 - 555) / 24000)
 
 
-def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
+def test_the_thinker_is_timed_by_prompt_length(omni) -> None:
     options = Namespace(text_tokens=3, repeats=2, seed=4)
     rows = [row for length in (24, 50) for row in thinker_ttft.rows_of(omni, length, options)]
     assert [(row["length"], row["seed"]) for row in rows] == [(24, 4), (24, 5), (50, 4), (50, 5)]
@@ -187,7 +182,7 @@ def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.release
-def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) -> None:
+def test_every_stage_is_timed_in_every_size(tmp_path, model) -> None:
     sizes = ["--prompts", "20,40", "--batches", "1,2", "--chunk-frames", "1,4"]
     more = ["--audio-seconds", "1", "--pictures", "4", "--repeats", "1"]
     rows = run(stages, [*model, *sizes, *more], tmp_path).rows
@@ -207,9 +202,7 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
 
 @needs_library
 @pytest.mark.usefixtures("use_kind")  # the usual kernels are taken again
-def test_both_forms_of_a_matrix_are_multiplied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_forms_of_a_matrix_are_multiplied(tmp_path, monkeypatch) -> None:
     assert [len(shapes) for shapes in products.shapes_of().values()] == [5 * 4, 2 * (2 + 8 * 2)]
     monkeypatch.setattr(products, "shapes_of", lambda: {"some": [(64, 256), (32, 512)]})
     few = ["--rows", "1,3", "--threads", "1,2", "--repeats", "2", "--kernels", "plain"]
@@ -224,7 +217,7 @@ def test_both_forms_of_a_matrix_are_multiplied(
 
 @needs_library
 @pytest.mark.release
-def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
+def test_parts_are_compared_with_the_machine(tmp_path, checkpoint) -> None:
     sizes = ["--frames", "1,2", "--audio-seconds", "1,9", "--pictures", "4", "--threads", "1,2"]
     sizes += ["--prompts", "3,20"]
     small = ["--array-mb", "1", "--product-size", "64", "--repeats", "1"]
@@ -247,7 +240,7 @@ def test_parts_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -
 
 
 @pytest.mark.release
-def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
+def test_the_end_of_speech_is_timed_in_each_turn(tmp_path) -> None:
     more = ["--seconds", "9", "--piece-ms", "200", "--turns", "1,3", "--others", "0,1"]
     found = run(end_of_speech, [*more, "--rounds", "1", "--speed", "20"], tmp_path)
     cases = [(r["reuse"], r["others"], r["turn"], r["piece_ms"]) for r in found.rows]
@@ -262,7 +255,7 @@ def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
-def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:
+def test_long_speech_is_timed_by_its_place(tmp_path, model) -> None:
     found = run(long_speech, [*model, "--frames", "130", "--chunk", "2"], tmp_path)
     places = [(row["part"], row["from_frame"], row["to_frame"]) for row in found.rows]
     parts = ("code2wav", "talker and code predictor")
@@ -278,7 +271,7 @@ def little() -> Namespace:
 
 
 @pytest.mark.parametrize("dtype", ["float32", again("bfloat16")])
-def test_transformers_is_compared(checkpoint: Path, little: Namespace, dtype: str) -> None:
+def test_transformers_is_compared(checkpoint, little, dtype) -> None:
     little.reference_dtype = dtype
     rows = vs_transformers.compare(checkpoint, "spoken", little)
     assert [row["side"] for row in rows] == [*["ours"] * 3, "transformers"]
@@ -293,7 +286,7 @@ def test_transformers_is_compared(checkpoint: Path, little: Namespace, dtype: st
     assert found["rtf_ratio"] == pytest.approx(rows[3]["rtf"] / found["ours"]["rtf"])
 
 
-def test_maps_are_compared_with_the_true_times(tmp_path: Path) -> None:
+def test_maps_are_compared_with_the_true_times(tmp_path) -> None:
     found = run(word_times, ["--texts", "5"], tmp_path)
     assert found.summary == {"texts": 5, "left_out": 0}
     rows = {(row["speech"], row["map"]): row for row in found.rows}

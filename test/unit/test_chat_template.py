@@ -34,7 +34,7 @@ def rendered(folder: Path, source: str) -> str:
 
 
 @pytest.mark.parametrize("source", TEMPLATES)
-def test_texts_are_those_of_transformers(tmp_path: Path, source: str) -> None:
+def test_texts_are_those_of_transformers(tmp_path, source) -> None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     named = Tokenizer(SPEAKING_CHECKPOINT).named_tokens
@@ -43,7 +43,7 @@ def test_texts_are_those_of_transformers(tmp_path: Path, source: str) -> None:
     assert rendered(tmp_path, source) == expected
 
 
-def test_a_template_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_a_template_that_fails_is_named_with_its_reason(tmp_path) -> None:
     for source, said in (
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ 1 / 0 }}", "division by zero"),

@@ -30,7 +30,7 @@ SHARD = "model-00002-of-00004.safetensors"
 
 
 @pytest.fixture
-def copy(checkpoint: Path, tmp_path: Path) -> Path:
+def copy(checkpoint, tmp_path) -> Path:
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
@@ -46,9 +46,7 @@ def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_single_file_checkpoint_loads_alike(
-    copy: Path, config: OmniConfig, models: Models
-) -> None:
+def test_a_single_file_checkpoint_loads_alike(copy, config, models) -> None:
     tensors = all_tensors(copy)
     for file in [*copy.glob("*.safetensors"), copy / "model.safetensors.index.json"]:
         file.unlink()
@@ -65,9 +63,7 @@ def test_a_single_file_checkpoint_loads_alike(
             assert torch.equal(parameter, theirs.get_parameter(name)), name
 
 
-def test_shards_are_read_alike_however_many_are_open(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_read_alike_however_many_are_open(copy, monkeypatch) -> None:
     files = Checkpoint(copy)
     with files.reader() as reader:
         together = {name: reader.tensor(name) for name in files.names}
@@ -77,20 +73,20 @@ def test_shards_are_read_alike_however_many_are_open(
             assert torch.equal(reader.tensor(name), together[name])
 
 
-def test_a_missing_shard_is_named(copy: Path) -> None:
+def test_a_missing_shard_is_named(copy) -> None:
     (copy / SHARD).unlink()
     with pytest.raises(CheckpointError, match=f"lacks 1 of its 4 shards: {SHARD}"):
         Checkpoint(copy)
 
 
-def test_a_truncated_shard_is_named(copy: Path, config: OmniConfig) -> None:
+def test_a_truncated_shard_is_named(copy, config) -> None:
     content = (copy / SHARD).read_bytes()
     (copy / SHARD).write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match=f"{SHARD} can't be read.*truncated"):
         load(copy, config)
 
 
-def test_a_truncated_or_missing_single_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_single_file_is_named(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="neither"):
         Checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00")
@@ -110,7 +106,7 @@ def rename(folder: Path, old: str, new: str) -> None:
     save_file(tensors, folder / shard)
 
 
-def test_missing_and_unexpected_names_are_listed(copy: Path, config: OmniConfig) -> None:
+def test_missing_and_unexpected_names_are_listed(copy, config) -> None:
     old, new = "talker.codec_head.weight", "talker.codec_head.wait"
     rename(copy, old, new)
     with pytest.raises(CheckpointError) as caught:
@@ -119,7 +115,7 @@ def test_missing_and_unexpected_names_are_listed(copy: Path, config: OmniConfig)
     assert f"has unknown 1 parameters: {new}" in str(caught.value)
 
 
-def test_a_tensor_of_another_shape_is_named(copy: Path, config: OmniConfig) -> None:
+def test_a_tensor_of_another_shape_is_named(copy, config) -> None:
     name = "thinker.model.norm.weight"
     index = json.loads((copy / "model.safetensors.index.json").read_text())
     shard = copy / index["weight_map"][name]
@@ -132,9 +128,7 @@ def test_a_tensor_of_another_shape_is_named(copy: Path, config: OmniConfig) -> N
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_one_number_that_is_not_finite_is_named(
-    copy: Path, config: OmniConfig, tmp_path: Path, dtype: str, value: float
-) -> None:
+def test_one_number_that_is_not_finite_is_named(copy, config, tmp_path, dtype, value) -> None:
     """In any matrix, norm, table or convolution, at loading and at compiling."""
     for shard in sorted(copy.glob("*.safetensors")):
         tensors = load_file(shard)
@@ -158,7 +152,7 @@ def test_one_number_that_is_not_finite_is_named(
         save_file(tensors, shard)
 
 
-def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
+def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         resolve_checkpoint("/nowhere/at/all")
     file = tmp_path / "file"
@@ -167,9 +161,7 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
         resolve_checkpoint(file)
 
 
-def test_a_hub_id_is_taken_from_the_cache_offline(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_is_taken_from_the_cache_offline(checkpoint, tmp_path, monkeypatch) -> None:
     """Without the cached copy the error says what to do."""
     commit = "0" * 40
     cached = tmp_path / "models--someone--omni"
@@ -217,14 +209,12 @@ print(peak.nbytes / sum(parameters.values()))
 
 @needs_proc
 @pytest.mark.parametrize("dtype", [again("bfloat16"), "float32"])
-def test_loading_peaks_below_1_3_times_the_weights(
-    small_checkpoint: Path, checkpoint: Path, dtype: str
-) -> None:
+def test_loading_peaks_below_1_3_times_the_weights(small_checkpoint, checkpoint, dtype) -> None:
     ratio = run_python("-c", PEAK_SCRIPT, small_checkpoint, dtype, checkpoint)
     assert float(ratio) < 1.3
 
 
 @pytest.fixture(scope="module")
-def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_checkpoint(tmp_path_factory) -> Path:
     """Return a checkpoint large enough for its memory to be measured."""
     return write_tiny_checkpoint(tmp_path_factory.mktemp("small"), size="small")

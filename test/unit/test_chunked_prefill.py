@@ -85,12 +85,12 @@ def engines_of(checkpoint: Path, dtype: str, **settings: Any) -> Made:
 
 
 @pytest.fixture(scope="module", params=list(PRECISIONS))
-def made(request: pytest.FixtureRequest, checkpoint: Path) -> Made:
+def made(request, checkpoint) -> Made:
     return engines_of(checkpoint, request.param)
 
 
 @pytest.fixture(scope="module")
-def prompts(checkpoint: Path, config: OmniConfig) -> dict[str, Prompt]:
+def prompts(checkpoint, config) -> dict[str, Prompt]:
     prompt_builder = PromptBuilder(checkpoint, config)
     return {name: prompt_builder.prompt(c, True) for name, c in CONVERSATIONS.items()}
 
@@ -125,7 +125,7 @@ def random_cuts(rows: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.diagonal
-def test_a_prompt_in_pieces_is_the_whole(made: Made, prompts: dict[str, Prompt], name: str) -> None:
+def test_a_prompt_in_pieces_is_the_whole(made, prompts, name) -> None:
     """Logits, accepted rows, keys and values of all layers, and later steps; in C to the bit."""
     prompt = prompts[name]
     expected = thought(made.thinker, 0, prompt, [0])
@@ -137,7 +137,7 @@ def test_a_prompt_in_pieces_is_the_whole(made: Made, prompts: dict[str, Prompt],
         made.assert_alike(held(made.thinker, 1, len(prompt) + len(TOKENS)), cache)
 
 
-def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made: Made, prompts: dict[str, Prompt]) -> None:
+def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made, prompts) -> None:
     """It was cut back after steps, to rows that another prompt shares, wherever they end."""
     prompt = prompts["everything"]
     for kept in (3, 100, 150, len(prompt) - 20):
@@ -151,7 +151,7 @@ def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made: Made, prompts: dict[str
         made.assert_alike(got, [expected[0], accepted, *expected[2:]])
 
 
-def test_a_copied_slot_goes_on_as_its_source(made: Made, prompts: dict[str, Prompt]) -> None:
+def test_a_copied_slot_goes_on_as_its_source(made, prompts) -> None:
     """The source stays as it was, and so does the third."""
     prompt = prompts["everything"]
     expected = thought(made.thinker, 0, prompt, [0])
@@ -178,7 +178,7 @@ class Encoded:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
+def encoded(monkeypatch) -> Encoded:
     count = Encoded()
     hear, see = AudioEncoder.transform, VisionEncoder.forward
 
@@ -196,7 +196,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
 
 
 def test_only_windows_and_frames_with_a_row_of_the_piece_are_encoded(
-    checkpoint: Path, config: OmniConfig, prompts: dict[str, Prompt], encoded: Encoded
+    checkpoint, config, prompts, encoded
 ) -> None:
     """Pieces begin and end where units do."""
     prompt, c = prompts["everything"], config.thinker
@@ -261,9 +261,7 @@ def answered(made: Made, slot: int, prompt: Prompt, start: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.diagonal
-def test_a_talkers_prompt_in_pieces_is_the_whole(
-    made: Made, prompts: dict[str, Prompt], name: str
-) -> None:
+def test_a_talkers_prompt_in_pieces_is_the_whole(made, prompts, name) -> None:
     """The slot held another reply; media are in all pieces, or not in the last one."""
     prompt = prompts[name]
     rows, accepted = len(prompt.talker.token_ids), accepted_of(made, prompt)
@@ -280,9 +278,7 @@ def test_a_talkers_prompt_in_pieces_is_the_whole(
         made.assert_alike(answered(made, 1, prompt, cuts[-1]), expected)
 
 
-def test_a_copied_talkers_slot_goes_on_as_its_source(
-    made: Made, prompts: dict[str, Prompt]
-) -> None:
+def test_a_copied_talkers_slot_goes_on_as_its_source(made, prompts) -> None:
     prompt = prompts["everything"]
     expected = answered(made, 0, prompt, 0)
     for copied in (10, 240, len(prompt.talker.token_ids)):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ CUTS = ([1, 9], [1, 2], [13, 21], [5, 6, 14, 22, 25], [24, 32], [29, 32], [30, 3
 
 
 @pytest.fixture(scope="module")
-def models(checkpoint: Path, config: OmniConfig) -> Models:
+def models(checkpoint, config) -> Models:
     weights = load_models(Checkpoint(checkpoint), config, torch.float64)
     return with_weights(static_models(config, torch.float64), weights)
 
@@ -152,9 +151,7 @@ def prompt_of(config: OmniConfig, part: str, rows: int) -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("part", ["thinker", "thinker_visual", "talker"])
-def test_rows_in_chunks_are_those_of_one_prefill(
-    config: OmniConfig, models: Models, part: str, cuts: list[int]
-) -> None:
+def test_rows_in_chunks_are_those_of_one_prefill(config, models, part, cuts) -> None:
     """Padding is NaN, and so is what the slot has after its rows, which becomes zeros."""
     visual = None
     if part == "thinker_visual":
@@ -184,7 +181,7 @@ def test_rows_in_chunks_are_those_of_one_prefill(
     torch.testing.assert_close(pieces.used(), whole.used(), **CLOSE)
 
 
-def test_decode_goes_on_after_chunks_flushes_and_copies(config: OmniConfig, models: Models) -> None:
+def test_decode_goes_on_after_chunks_flushes_and_copies(config, models) -> None:
     """Recent rows are garbage but for those in use; a copy is over garbage."""
     for part in ("thinker", "talker"):
         rows, positions = prompt_of(config, part, 21)
@@ -209,7 +206,7 @@ def test_decode_goes_on_after_chunks_flushes_and_copies(config: OmniConfig, mode
                 torch.testing.assert_close(slot.used(), whole.used(), **CLOSE)
 
 
-def test_a_smaller_window_is_the_same(config: OmniConfig, models: Models) -> None:
+def test_a_smaller_window_is_the_same(config, models) -> None:
     rows, positions = prompt_of(config, "thinker", 20)
     given = []
     for window in (20, 24, POSITIONS):
@@ -248,7 +245,7 @@ def test_what_a_prefill_adds_is_what_the_cpu_adds_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
-def test_a_copy_changes_its_target_alone(config: OmniConfig, models: Models, part: str) -> None:
+def test_a_copy_changes_its_target_alone(config, models, part) -> None:
     slot = Slot(config, models, part)
     slot.cut(POSITIONS)
     before = slot.state

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.eager import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -20,7 +19,6 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
-from qwen3_omni_neuron.verification.oracle import Reference
 from testing.eager_neuron import EagerPart
 
 FRAME, LATENCY = 1920, 555
@@ -42,23 +40,23 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def single(models: Models) -> Code2Wav:
+def single(models) -> Code2Wav:
     assert models.code2wav is not None
     return models.code2wav
 
 
 @pytest.fixture(scope="module")
-def double(single: Code2Wav) -> Code2Wav:
+def double(single) -> Code2Wav:
     return copy.deepcopy(single).double()
 
 
 @pytest.fixture(scope="module")
-def cpu_vocoder(single: Code2Wav) -> CpuVocoder:
+def cpu_vocoder(single) -> CpuVocoder:
     return CpuVocoder(EagerCode2Wav(single), slots=4)
 
 
 @pytest.fixture(scope="module")
-def c_vocoder(single: Code2Wav) -> CpuVocoder:
+def c_vocoder(single) -> CpuVocoder:
     library = find_library()
     if library is None:
         pytest.skip("the C was not compiled")
@@ -77,7 +75,7 @@ def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) 
 
 
 @pytest.fixture(scope="module", params=["cpu", "c", "neuron"])
-def vocoder(request: pytest.FixtureRequest, single: Code2Wav, cpu_vocoder: CpuVocoder) -> Vocoder:
+def vocoder(request, single, cpu_vocoder) -> Vocoder:
     if request.param == "cpu":
         return cpu_vocoder
     if request.param == "c":
@@ -140,9 +138,7 @@ def part(state: State) -> list[State]:
 @pytest.mark.parametrize("dtype", EXACT, ids=["float64", "float32"])
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 @pytest.mark.diagonal
-def test_stream_equals_one_full_decode_for_every_split(
-    single: Code2Wav, double: Code2Wav, split: Sequence[int], dtype: torch.dtype
-) -> None:
+def test_stream_equals_one_full_decode_for_every_split(single, double, split, dtype) -> None:
     """Over ten attention windows."""
     code2wav = double if dtype == torch.float64 else single
     codes = random_codes(10 * WINDOW + 3, streams=2)
@@ -153,7 +149,7 @@ def test_stream_equals_one_full_decode_for_every_split(
     assert_same(chunks, expected, EXACT[dtype])
 
 
-def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
+def test_a_stream_may_be_longer_than_the_positions_of_the_config(double) -> None:
     """The reference computes them as it goes; the talker sets the limit."""
     longer = Code2Wav(dataclasses.replace(double.config, max_positions=20)).double()
     longer.load_state_dict(double.state_dict())
@@ -162,7 +158,7 @@ def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wa
     assert (sound - double(codes)).abs().max() < EXACT[torch.float64]
 
 
-def test_a_broken_stream_breaks_no_other(double: Code2Wav) -> None:
+def test_a_broken_stream_breaks_no_other(double) -> None:
     codes = random_codes(6)
     _, state = double.start(random_codes(3))
     alone, left = double.step(codes, state)
@@ -174,9 +170,7 @@ def test_a_broken_stream_breaks_no_other(double: Code2Wav) -> None:
         torch.testing.assert_close(ours, expected, atol=1e-9, rtol=0)
 
 
-def test_the_references_chunks_lose_sound_and_ours_lose_none(
-    reference: Reference, single: Code2Wav
-) -> None:
+def test_the_references_chunks_lose_sound_and_ours_lose_none(reference, single) -> None:
     """620 frames in the reference's chunks of 300 lack 555 samples at each of two boundaries; ours
     are its one full decode."""
     codes = random_codes(620)
@@ -210,7 +204,7 @@ def as_chunks(sound: Sequence[np.ndarray]) -> list[Tensor]:
     [*(cut(48, SPLITS[name]) for name in ("ones", "25s", "ramp")), [16, 16, 3], [5], [1], [2, 1]],
     ids=str,
 )
-def test_vocoder_in_one_slot(vocoder: Vocoder, single: Code2Wav, split: list[int]) -> None:
+def test_vocoder_in_one_slot(vocoder, single, split) -> None:
     """Through the graphs, with a short last chunk."""
     codes = random_codes(sum(split))
     sound = []
@@ -221,7 +215,7 @@ def test_vocoder_in_one_slot(vocoder: Vocoder, single: Code2Wav, split: list[int
 
 
 @pytest.mark.parametrize("kind", ["cpu_vocoder", "c_vocoder"], ids=["torch", "c"])
-def test_calls_take_every_size(single: Code2Wav, kind: str, request: pytest.FixtureRequest) -> None:
+def test_calls_take_every_size(single, kind, request) -> None:
     calls = request.getfixturevalue(kind)._calls
     for streams, frames in product([1, 2, 5], [1, 3, 30]):
         codes = random_codes(frames, streams)
@@ -232,7 +226,7 @@ def test_calls_take_every_size(single: Code2Wav, kind: str, request: pytest.Fixt
         torch.testing.assert_close(later, expected_later, atol=1e-5, rtol=0)
 
 
-def test_vocoder_serves_streams_of_its_slots_together(vocoder: Vocoder, single: Code2Wav) -> None:
+def test_vocoder_serves_streams_of_its_slots_together(vocoder, single) -> None:
     """Slots 3 and 0 start together, 1 comes later; 0 ends short beside a full chunk and is used
     again."""
     codes = [random_codes(n, seed=n) for n in (7, 16, 12, 20)]
@@ -258,7 +252,7 @@ def test_vocoder_serves_streams_of_its_slots_together(vocoder: Vocoder, single: 
         assert_same(as_chunks(chunks), single(codes[i]), 1e-5)
 
 
-def test_a_call_that_raises_moves_no_slot(vocoder: Vocoder, single: Code2Wav) -> None:
+def test_a_call_that_raises_moves_no_slot(vocoder, single) -> None:
     codes = [random_codes(8, seed=1), random_codes(8, seed=2)]
     sound = [[s] for s in vocoder.start([0, 1], [rows(c, 0, 4) for c in codes])]
     good, broken = rows(codes[0], 4, 8), torch.full((4, 16), 10**6)

@@ -29,7 +29,7 @@ VERBS = verbs()
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_help_of_a_verb_has_examples_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_verb_has_examples_that_it_takes(capsys) -> None:
     for verb in VERBS:
         for words in examples(verb):
             assert words[0] == verb
@@ -42,9 +42,7 @@ def test_the_help_of_a_verb_has_examples_that_it_takes(capsys: pytest.CaptureFix
         assert "examples:\n  qwen3-omni-neuron " in shown
 
 
-def test_without_a_verb_it_shows_its_help_and_with_version_its_version(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_verb_it_shows_its_help_and_with_version_its_version(capsys) -> None:
     assert main([]) == ExitStatus.OK
     shown = capsys.readouterr().out
     for verb in VERBS:
@@ -75,9 +73,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_argument_is_told_in_a_line_that_names_its_flag(command, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(command.split())
     assert ended.value.code == ExitStatus.WRONG_COMMAND_LINE
@@ -110,7 +106,7 @@ def test_errors_name_flags_of_the_running_verb_alone() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
-def test_a_reader_that_leaves_ends_a_verb_without_a_word(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_ends_a_verb_without_a_word(arguments) -> None:
     """With the status of a program that SIGPIPE ended."""
     read, write = os.pipe()
     os.close(read)
@@ -139,7 +135,7 @@ sys.exit(main({arguments!r}))
     )
 
 
-def test_files_that_are_not_there_are_told_without_torch(tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_told_without_torch(tmp_path) -> None:
     done = run_without_torch("transcribe", str(tmp_path / "nofile.wav"), str(tmp_path))
     first, second = done.stderr.splitlines()
     assert "nofile.wav: the file does not exist" in first
@@ -166,9 +162,7 @@ def test_a_player_that_is_not_there_is_told_without_torch() -> None:
     assert done.returncode == ExitStatus.FAILED
 
 
-def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(tmp_path, capsys) -> None:
     """The checkpoint is not looked at, let alone downloaded, and no folder is made."""
     for target, said in (
         ("torchneuron", "target torchneuron needs TorchNeuron"),
@@ -181,9 +175,7 @@ def test_a_compile_for_neuron_asks_for_its_sdk_before_anything_else(
         assert not tree.exists()
 
 
-def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(Server, "run", lambda server: server._load() and 0)
     empty = tmp_path / "empty"
@@ -216,9 +208,7 @@ def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(
         ("code2wav", "code2wav"),
     ],
 )
-def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(
-    script: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(script, what, monkeypatch, capsys) -> None:
     def run(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", [f"compile/{script}.py", *words])
         with pytest.raises(SystemExit):
@@ -244,9 +234,7 @@ def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(
     assert only == ([] if script == "all" else [script])
 
 
-def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_of_neither_a_tree_nor_a_checkpoint_says_so(tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("")
     for name, said in (
         (

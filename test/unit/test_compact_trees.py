@@ -51,7 +51,7 @@ def planted_in(name: str, weight: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planted(tmp_path_factory) -> Path:
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("planted"))
     for shard in folder.glob("*.safetensors"):
         save_file({n: planted_in(n, w) for n, w in load_file(shard).items()}, shard)
@@ -70,7 +70,7 @@ def compile_into(tree: Path, checkpoint: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def tree(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(planted, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     compile_into(folder, planted)
     return folder
@@ -85,7 +85,7 @@ def parameters(models: Models) -> Iterator[tuple[str, torch.dtype, bytes]]:
                 yield f"{part}.{name}", weight.dtype, kept.numpy().tobytes()
 
 
-def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted: Path, tree: Path) -> None:
+def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted, tree) -> None:
     stored = map_tensors(tree / "thinker" / WEIGHTS_FILE)
     layer = "thinker.decoder.layers.0."
     plain = {n for n, tensor in stored.items() if tensor.dtype == torch.bfloat16}
@@ -99,7 +99,7 @@ def test_a_tree_has_both_forms_and_the_bits_of_the_checkpoint(planted: Path, tre
     assert all(one == other for one, other in pairs)
 
 
-def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted: Path, tree: Path) -> None:
+def test_a_load_from_the_checkpoint_keeps_what_the_tree_has(planted, tree) -> None:
     given = read_config(planted), "mixed", STAGES, True
     read = load_checkpoint_models(Checkpoint(planted), *given)
     mapped = load_compiled_models(tree, *given)
@@ -129,7 +129,7 @@ def drawn(*layouts: Layout) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("a", [LAYOUT, PLAIN])
 @pytest.mark.parametrize("c", [LAYOUT, PLAIN])
-def test_a_file_says_in_which_form_each_tensor_came(tmp_path: Path, a: Layout, c: Layout) -> None:
+def test_a_file_says_in_which_form_each_tensor_came(tmp_path, a, c) -> None:
     tensors = drawn(a, LAYOUT, c)
     write_tensors(tmp_path / "either", LAYOUT, tensors.items(), PLAIN)
     torch.testing.assert_close(map_tensors(tmp_path / "either"), tensors, rtol=0, atol=0)
@@ -139,7 +139,7 @@ def test_a_file_says_in_which_form_each_tensor_came(tmp_path: Path, a: Layout, c
         assert (tmp_path / "either").read_bytes() == (tmp_path / "plain").read_bytes()
 
 
-def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
+def test_an_interrupted_file_is_no_file(tmp_path) -> None:
     def cut_off() -> Iterator[tuple[str, Tensor]]:
         yield from drawn(LAYOUT, LAYOUT, LAYOUT).items()
         raise KeyboardInterrupt
@@ -151,7 +151,7 @@ def test_an_interrupted_file_is_no_file(tmp_path: Path) -> None:
 
 
 def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
-    planted: Path, tmp_path: Path
+    planted, tmp_path
 ) -> None:
     words = ["compile", "--model", str(planted), "--out", str(tmp_path), "--dtype", "mixed"]
     with compiled_here():
@@ -165,7 +165,7 @@ def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
 @needs_c
 @pytest.mark.parametrize("dtype", ["mixed", "int8"])
 def test_replies_over_a_tree_are_those_over_plain_weights_to_the_bit(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    checkpoint, tmp_path, monkeypatch, dtype
 ) -> None:
     """With a picture and sound; also over the tree of a machine without the C."""
     words = ["compile", "--model", str(checkpoint), "--dtype", dtype, "--out"]

@@ -19,7 +19,7 @@ NEEDED = {
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
-def test_the_installed_library_equals_plain_c(tmp_path: Path) -> None:
+def test_the_installed_library_equals_plain_c(tmp_path) -> None:
     """In double precision. The functions that are checked are among those that it exports."""
     library, program = installed.library_path(), tmp_path / "check_kernels"
     assert library is not None, "a compiler is there, and the library is not: pip install -e . -v"
@@ -31,7 +31,7 @@ def test_the_installed_library_equals_plain_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
-def test_rare_waits_cost_no_thread_and_frequent_ones_half(tmp_path: Path) -> None:
+def test_rare_waits_cost_no_thread_and_frequent_ones_half(tmp_path) -> None:
     """The pool of parallel.c chooses how many work while other processes keep cores busy."""
     source, program = CHECK.with_name("check_threads.c"), tmp_path / "check_threads"
     subprocess.run(["cc", "-pthread", "-I", NATIVE, "-o", program, source], check=True)
@@ -46,7 +46,7 @@ def test_the_compiler_warns_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("compiler", NEEDED)
-def test_the_c_equals_plain_c(compiler: str) -> None:
+def test_the_c_equals_plain_c(compiler) -> None:
     if missing := [name for name in NEEDED[compiler] if not shutil.which(name)]:
         pytest.skip(f"{missing[0]} is missing: the C by another compiler")
     done = subprocess.run(

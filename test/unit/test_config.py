@@ -18,7 +18,7 @@ from qwen3_omni_neuron.checkpoint.config_json import (
 )
 from qwen3_omni_neuron.checkpoint.released import released_config_dict
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig, RopeConfig
+from qwen3_omni_neuron.model.config import GenerationDefaults, RopeConfig
 from qwen3_omni_neuron.model.rotary import Rotary
 from testing.released import RELEASED
 
@@ -31,9 +31,7 @@ def edited(checkpoint: Path, into: Path, change: Any) -> Path:
     return into
 
 
-def test_both_spellings_of_the_rope_settings_are_the_same(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+def test_both_spellings_of_the_rope_settings_are_the_same(checkpoint, config, tmp_path) -> None:
     """transformers 5 saves rope_parameters, with rope_theta inside."""
 
     def respell(raw: dict[str, Any]) -> None:
@@ -56,7 +54,7 @@ def test_both_spellings_of_the_rope_settings_are_the_same(
     assert config.code2wav.rope.theta == 10000
 
 
-def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, config: Any) -> None:
+def test_what_transformers_saves_is_read(checkpoint, tmp_path, config) -> None:
     from transformers import Qwen3OmniMoeConfig
 
     Qwen3OmniMoeConfig.from_pretrained(checkpoint).save_pretrained(tmp_path)
@@ -98,7 +96,7 @@ def test_what_is_left_out_has_transformers_default() -> None:
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
 @pytest.mark.parametrize("head_dim", [128, 96, 32])
-def test_rotary_embedding_without_sections_is_transformers(part: str, head_dim: int) -> None:
+def test_rotary_embedding_without_sections_is_transformers(part, head_dim) -> None:
     from transformers import Qwen3OmniMoeConfig
     from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
@@ -115,7 +113,7 @@ def test_rotary_embedding_without_sections_is_transformers(part: str, head_dim: 
     torch.testing.assert_close(rotary.at_axes(positions)[0][:, 0], cos[0])
 
 
-def test_what_cannot_be_used_is_named(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_named(checkpoint, tmp_path) -> None:
     for change, message in (
         (lambda raw: raw.update(model_type="llama"), "model_type 'llama'"),
         (lambda raw: raw["talker_config"].pop("speaker_id"), "config.json.talker_config has no"),
@@ -137,7 +135,7 @@ def test_what_cannot_be_used_is_named(checkpoint: Path, tmp_path: Path) -> None:
         assert message in str(caught.value)
 
 
-def test_a_config_json_that_is_broken_or_missing_is_named(tmp_path: Path) -> None:
+def test_a_config_json_that_is_broken_or_missing_is_named(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         read_config(tmp_path)
     for content in (b"{", b"[]", b"\xff\xfe"):
@@ -146,7 +144,7 @@ def test_a_config_json_that_is_broken_or_missing_is_named(tmp_path: Path) -> Non
             read_config(tmp_path)
 
 
-def test_a_text_only_checkpoint_has_no_talker(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_text_only_checkpoint_has_no_talker(checkpoint, tmp_path) -> None:
     def remove_speech(raw: dict[str, Any]) -> None:
         raw["enable_audio_output"] = False
         del raw["talker_config"], raw["code2wav_config"]
@@ -157,7 +155,7 @@ def test_a_text_only_checkpoint_has_no_talker(checkpoint: Path, tmp_path: Path) 
     assert config.code_groups == 0
 
 
-def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_generation_defaults_come_from_the_checkpoint(checkpoint, tmp_path) -> None:
     expected = GenerationDefaults(do_sample=True, temperature=0.7, top_k=20, top_p=0.8)
     assert read_generation_defaults(checkpoint) == expected
     assert read_generation_defaults(tmp_path) == GenerationDefaults(do_sample=False)
@@ -165,9 +163,7 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
     assert read_generation_defaults(tmp_path) == GenerationDefaults(top_p=0.5)
 
 
-def test_defaults_that_no_request_could_ask_for_are_refused(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_defaults_that_no_request_could_ask_for_are_refused(checkpoint, tmp_path) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "copy")
     for name, value in (
         ("introduction", "x" * 201),

@@ -1,7 +1,6 @@
 """The table of cores: who gets which, and what is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,7 @@ def test_names_that_are_no_stages_are_refused() -> None:
         plan_cores(LARGE, "split", needed(8), cores={"thinker": "0-7"})
 
 
-def test_the_machine_says_what_it_is(tmp_path: Path) -> None:
+def test_the_machine_says_what_it_is(tmp_path) -> None:
     file = tmp_path / "product_name"
     file.write_text("trn2.3xlarge\n", encoding="utf-8")
     assert instance_type(file) == SMALL

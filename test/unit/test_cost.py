@@ -159,7 +159,7 @@ def published_rows() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("label", PUBLISHED)
-def test_a_published_time_is_within_the_expected_ones(label: str) -> None:
+def test_a_published_time_is_within_the_expected_ones(label) -> None:
     """Or off by at most a fifth. Each as its library calls it: weights are handed over at the load.
 
     Three are not, and the page says why.
@@ -212,7 +212,7 @@ def both_ways_s(decoder: DecoderConfig, tp: int, count: int) -> tuple[float, flo
 
 @pytest.mark.parametrize("tp", [4, 8])
 @pytest.mark.parametrize("decoder", [THINKER, TALKER.text], ids=["thinker", "talker"])
-def test_experts_are_computed_in_the_cheaper_way(decoder: DecoderConfig, tp: int) -> None:
+def test_experts_are_computed_in_the_cheaper_way(decoder, tp) -> None:
     """At every batch and chunk that is compiled. For 5 to 7 rows neither way is ahead by more than
     the latency of the product that waits for the router only where experts are gathered.
     """

@@ -2,7 +2,6 @@
 the plans that are refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.graphs.cut import Cut, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
@@ -45,16 +43,14 @@ def assert_inverse(name: str, shape: tuple[int, ...], cut: Cut | None, tp: int) 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.parametrize("c", DECODERS.values(), ids=DECODERS)
-def test_the_released_parameters_can_be_put_together_again(c: DecoderConfig, tp: int) -> None:
+def test_the_released_parameters_can_be_put_together_again(c, tp) -> None:
     for name, parameter in cut_parameters(c, tp).items():
         assert_inverse(name, parameter.shape, parameter.cut, tp)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("part", DECODERS)
-def test_the_files_hold_the_checkpoint(
-    config: OmniConfig, checkpoint: Path, tmp_path: Path, part: str, tp: int
-) -> None:
+def test_the_files_hold_the_checkpoint(config, checkpoint, tmp_path, part, tp) -> None:
     spec = DecoderSpec(part, config, plan_of(tp))
     write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
     files = [load_file(tmp_path / rank_file(rank)) for rank in range(tp)]
@@ -78,9 +74,7 @@ def test_the_files_hold_the_checkpoint(
     assert not any(files)
 
 
-def test_a_checkpoint_of_another_size_is_refused(
-    config: OmniConfig, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -> None:
     vocabulary = config.thinker.text.vocab_size + 8
     text = replace(config.thinker.text, vocab_size=vocabulary)
     other = replace(config, thinker=replace(config.thinker, text=text))

@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from qwen3_omni_neuron.errors import InputError, PromptTooLongError
 from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.helpers.job import Measured
 from qwen3_omni_neuron.helpers.media import MOST_INLINE_BYTES, decode_inline
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
@@ -64,7 +62,7 @@ def shared() -> Iterator[SharedPool]:
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
@@ -135,9 +133,7 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", AUDIO)
-def test_a_decoded_sound_gives_the_prompt_of_its_file(
-    shared: SharedPool, prompt_builder: PromptBuilder, name: str
-) -> None:
+def test_a_decoded_sound_gives_the_prompt_of_its_file(shared, prompt_builder, name) -> None:
     content = AUDIO[name]()
     job = job_of("audio", content, media=prompt_builder.media_settings)
     decoded = shared.decode(job)
@@ -148,9 +144,7 @@ def test_a_decoded_sound_gives_the_prompt_of_its_file(
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_decoded_image_gives_the_prompt_of_its_file(
-    shared: SharedPool, prompt_builder: PromptBuilder, name: str
-) -> None:
+def test_a_decoded_image_gives_the_prompt_of_its_file(shared, prompt_builder, name) -> None:
     make, options = IMAGES[name]
     content = make()
     job = job_of("image", content, media=prompt_builder.media_settings, options=options)
@@ -164,9 +158,7 @@ def test_a_decoded_image_gives_the_prompt_of_its_file(
 
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("name", VIDEOS)
-def test_a_decoded_video_gives_the_prompt_of_its_file(
-    shared: SharedPool, prompt_builder: PromptBuilder, name: str, heard: bool
-) -> None:
+def test_a_decoded_video_gives_the_prompt_of_its_file(shared, prompt_builder, name, heard) -> None:
     make, options = VIDEOS[name]
     content = make()
     media = prompt_builder.media_settings
@@ -194,9 +186,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_file_is_refused_as_the_api_refuses_it(
-    shared: SharedPool, prompt_builder: PromptBuilder, name: str
-) -> None:
+def test_a_file_is_refused_as_the_api_refuses_it(shared, prompt_builder, name) -> None:
     kind, make, options = REFUSED[name]
     content = make()
     with pytest.raises(InputError) as expected:
@@ -209,7 +199,7 @@ def test_a_file_is_refused_as_the_api_refuses_it(
 
 
 def test_a_sound_of_too_many_tokens_is_refused_as_the_api_refuses_it(
-    shared: SharedPool, prompt_builder: PromptBuilder
+    shared, prompt_builder
 ) -> None:
     content = sound("FLAC", "PCM_16", s=4)
     with pytest.raises(PromptTooLongError) as expected:
@@ -221,7 +211,7 @@ def test_a_sound_of_too_many_tokens_is_refused_as_the_api_refuses_it(
 
 
 def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
-    shared: SharedPool, prompt_builder: PromptBuilder
+    shared, prompt_builder
 ) -> None:
     content = make_video(audio="aac", audio_s=9)
     expected = "^here \\(its audio\\) lasts 6.* and"
@@ -241,7 +231,7 @@ def refuse(measured: Measured) -> None:
     raise RefusedError(measured)
 
 
-def test_the_budget_is_asked_before_anything_is_decoded(shared: SharedPool) -> None:
+def test_the_budget_is_asked_before_anything_is_decoded(shared) -> None:
     for job, measured in (
         # 600 s of silence: 1 kB that becomes 38 MB.
         (
@@ -271,7 +261,7 @@ def flac_of_silence(seconds: int) -> bytes:
     return file.getvalue()
 
 
-def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: SharedPool) -> None:
+def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared) -> None:
     job = job_of("video", heard_longer_than_seen(), use_audio_in_video=True)
     sizes: list[Measured] = []
     decoded = shared.decode(job, sizes.append)
@@ -287,14 +277,14 @@ def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: S
         shared.decode(job, refuse_the_second)
 
 
-def test_frames_are_made_small_while_they_are_decoded(shared: SharedPool) -> None:
+def test_frames_are_made_small_while_they_are_decoded(shared) -> None:
     """In their own size they would take 1.5 GB, of the 512 MiB that a decoder has here."""
     options = {"fps": 30.0, "max_pixels": 32 * 32}
     decoded = shared.decode(job_of("video", grey_video(240, 1920, 1080), options=options))
     assert decoded.item["video"].shape == (240, 32, 32, 3)
 
 
-def test_plain_wav_is_read_inline_as_the_pool_reads_it(shared: SharedPool) -> None:
+def test_plain_wav_is_read_inline_as_the_pool_reads_it(shared) -> None:
     for channels in (1, 2, 5):
         for rate in (8000, 16000, 24000, 44100):
             job = job_of("audio", sound("WAV", "PCM_16", rate, channels))
@@ -310,7 +300,7 @@ def test_plain_wav_is_read_inline_as_the_pool_reads_it(shared: SharedPool) -> No
             assert list(refused.value.args) == sizes
 
 
-def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
+def test_plain_wav_that_is_wrong_is_refused_inline(shared) -> None:
     for job in (
         job_of("audio", sound("WAV", "PCM_16", s=0.01)),
         job_of("audio", sound("WAV", "PCM_16", s=4), most_tokens=20),
@@ -348,7 +338,7 @@ def test_no_other_sound_or_file_is_decoded_in_the_servers_process() -> None:
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])
-def test_a_part_of_a_sound_is_that_of_the_api(shared: SharedPool, kind: str) -> None:
+def test_a_part_of_a_sound_is_that_of_the_api(shared, kind) -> None:
     content, part = sound(kind, "PCM_16", s=2), {"audio_start": 0.5, "audio_end": 1.25}
     job = job_of("audio", content, options=part)
     sizes: list[Measured] = []
@@ -360,7 +350,7 @@ def test_a_part_of_a_sound_is_that_of_the_api(shared: SharedPool, kind: str) -> 
     assert [size.seconds for size in sizes] == [0.75]
 
 
-def test_a_joined_wav_file_is_left_to_the_pool(shared: SharedPool) -> None:
+def test_a_joined_wav_file_is_left_to_the_pool(shared) -> None:
     job = job_of("audio", sound("WAV", "PCM_16", s=1) * 2)
     assert decode_inline(job) is None
     assert "32044 bytes after its end are not read" in shared.decode(job).warnings[0]

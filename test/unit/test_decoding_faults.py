@@ -31,7 +31,7 @@ def holds(*numbers: float) -> bytes:
     return wire.packed(wire.HOLDS, *numbers)
 
 
-def test_what_a_codec_does_to_itself_ends_its_item_alone(shared: SharedPool) -> None:
+def test_what_a_codec_does_to_itself_ends_its_item_alone(shared) -> None:
     for wrong, said in (
         (fault("signal", number=int(signal.SIGSEGV)), "was ended by SIGSEGV"),
         (fault("signal", number=int(signal.SIGKILL)), "was ended by SIGKILL"),
@@ -55,7 +55,7 @@ def test_what_a_codec_does_to_itself_ends_its_item_alone(shared: SharedPool) -> 
         assert shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).measured.seconds == 1.3
 
 
-def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(shared: SharedPool) -> None:
+def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(shared) -> None:
     for content in (
         lambda: picture("PNG", Image.new("L", (16384, 16384)).convert("1")),
         lambda: picture("TIFF", Image.new("1", (16384, 8192)), compression="group4"),
@@ -64,7 +64,7 @@ def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(shared: SharedPool) 
             shared.decode(job_of("image", content()))
 
 
-def test_answers_that_no_decoder_of_ours_gives_are_refused(shared: SharedPool) -> None:
+def test_answers_that_no_decoder_of_ours_gives_are_refused(shared) -> None:
     for kind, said in (
         ("audio", [b"hello, this is no answer" * 9]),
         ("audio", [b"m" + b"\xff" * 52]),  # not a number
@@ -90,12 +90,12 @@ def test_answers_that_no_decoder_of_ours_gives_are_refused(shared: SharedPool) -
             shared.decode(job_of(kind, says(*said)))
 
 
-def test_a_child_that_says_much_and_waits_for_nothing_is_refused(shared: SharedPool) -> None:
+def test_a_child_that_says_much_and_waits_for_nothing_is_refused(shared) -> None:
     with pytest.raises(AudioError, match="can't be decoded"):
         shared.decode(job_of("audio", says(b"\xff" * (1 << 14), go_on=False)))
 
 
-def test_a_message_of_a_child_is_bounded_and_has_no_control_characters(shared: SharedPool) -> None:
+def test_a_message_of_a_child_is_bounded_and_has_no_control_characters(shared) -> None:
     error = wire.packed(wire.ERROR, text="AudioError\nbad \x1b[31m" + "x" * 9000)
     with pytest.raises(AudioError) as found:
         shared.decode(job_of("audio", says(error)))
@@ -103,7 +103,7 @@ def test_a_message_of_a_child_is_bounded_and_has_no_control_characters(shared: S
     assert len(str(found.value)) < 2100
 
 
-def test_a_child_has_limits_and_no_more_than_it_needs(shared: SharedPool) -> None:
+def test_a_child_has_limits_and_no_more_than_it_needs(shared) -> None:
     with pytest.raises(AudioError) as found:
         shared.decode(job_of("audio", fault("report")))
     state = json.loads(str(found.value))
@@ -141,9 +141,7 @@ def test_a_child_that_is_not_roots_decodes_and_starts_no_process_and_no_thread()
 
 
 @pytest.mark.usefixtures("cold_starts")
-def test_a_child_knows_no_key_and_its_own_children_end_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_knows_no_key_and_its_own_children_end_with_it(monkeypatch) -> None:
     monkeypatch.setenv("QWEN3_OMNI_API_KEYS", "a-key-0123456789")
     shared = SharedPool()
     with pytest.raises(AudioError) as grandchild:
@@ -154,7 +152,7 @@ def test_a_child_knows_no_key_and_its_own_children_end_with_it(
     shared.close()
 
 
-def test_a_result_keeps_no_file_open(shared: SharedPool) -> None:
+def test_a_result_keeps_no_file_open(shared) -> None:
     before = len(open_files())
     kept = [shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).item for _ in range(3)]
     assert len(open_files()) == before

@@ -28,7 +28,7 @@ LOOPS = again(("asyncio", {})), ("asyncio", {"use_uvloop": True})
 
 
 @pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
+def anyio_backend(request) -> Any:
     """An event loop of either kind."""
     return request.param
 

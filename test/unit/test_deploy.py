@@ -88,7 +88,7 @@ def arguments_of(image: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
-def test_a_pod_serves_by_flags_and_paths_that_exist(path: Path) -> None:
+def test_a_pod_serves_by_flags_and_paths_that_exist(path) -> None:
     serve = container(path)
     flags = parsed([*serve["command"], *serve["args"]])
     assert flags.port == serve["ports"][0]["containerPort"]
@@ -111,7 +111,7 @@ def test_a_pod_serves_by_flags_and_paths_that_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
-def test_a_pod_may_drain_before_it_is_killed(path: Path) -> None:
+def test_a_pod_may_drain_before_it_is_killed(path) -> None:
     serve, spec = container(path), pod_spec(path)
     drain_s = parsed([*serve["command"], *serve["args"]]).drain_timeout_s
     command, seconds = serve["lifecycle"]["preStop"]["exec"]["command"]
@@ -143,7 +143,7 @@ def test_the_fleet_asks_for_cores_that_its_nodes_have() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
-def test_an_image_serves_as_nobody_special(image: Path) -> None:
+def test_an_image_serves_as_nobody_special(image) -> None:
     final = instructions(image)
     final = final[max(i for i, (name, _) in enumerate(final) if name == "FROM") :]
     found = dict(final)
@@ -161,7 +161,7 @@ def test_an_image_serves_as_nobody_special(image: Path) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
-def test_an_image_installs_extras_and_files_that_exist(image: Path) -> None:
+def test_an_image_installs_extras_and_files_that_exist(image) -> None:
     extras = re.findall(r"^([a-z]+) = \[", PYPROJECT, re.MULTILINE)
     assert set(arguments_of(image)["EXTRAS"].split(",")) <= set(extras)
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -281,7 +281,7 @@ def test_hadolint_accepts_the_images() -> None:
     assert_accepted(tool("hadolint"), *IMAGES, DEPLOY / "compile-check" / "Dockerfile")
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path) -> None:
     program = tool("systemd-analyze")
     text = UNIT.read_text(encoding="utf-8")
     there = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)

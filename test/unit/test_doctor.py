@@ -3,15 +3,13 @@
 import json
 from importlib import metadata
 
-import pytest
-
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.cli.doctor import EXTRAS
 from qwen3_omni_neuron.compilation import versions
 from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
 
 
-def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch) -> None:
     """With the packages of the extras that it contains, and without those of other ones."""
     there = {"torch": "2.9", "fastapi": "0.100", "uvicorn": "0.60"}
     monkeypatch.setattr(versions, "installed_version", there.get)
@@ -29,9 +27,7 @@ def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch: pytest.Monkey
     assert missing_packages(required, "video") == ["av>=14.2"]
 
 
-def test_the_report_has_the_machine_and_names_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_has_the_machine_and_names_what_is_missing(monkeypatch, capsys) -> None:
     required = ['nothing-has-this-name>=1; extra == "video"']
     monkeypatch.setattr(metadata, "requires", {PACKAGE: required}.get)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-7")

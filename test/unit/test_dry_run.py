@@ -42,7 +42,7 @@ def memory() -> CoreMemory:
     return core_memory(RELEASED, PLAN, (ONE, FOUR, EIGHT, DEFAULTS[SMALL], DEFAULTS[LARGE]))
 
 
-def test_the_released_totals(memory: CoreMemory) -> None:
+def test_the_released_totals(memory) -> None:
     """The published sizes. The talker's table of code 0, which two parts have, is counted once."""
     assert round(memory.parameters / 1e9, 1) == 35.3
     assert round(memory.nbytes / 1e9, 1) == 70.5
@@ -58,7 +58,7 @@ def test_a_degree_that_the_kv_heads_do_not_divide_is_refused() -> None:
         core_memory(RELEASED, PLAN, (Degrees.same(3),))
 
 
-def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory) -> None:
+def test_the_memory_table_of_the_document_is_what_is_counted(memory) -> None:
     columns, weights = (
         (FOUR, EIGHT, DEFAULTS[SMALL], DEFAULTS[LARGE]),
         {p.name: p.shard_bytes for p in memory.parts},
@@ -88,7 +88,7 @@ def test_the_memory_table_of_the_document_is_what_is_counted(memory: CoreMemory)
     assert f"| all, as `shared` has it | {all_of_it} |\n" in TRN2_PAGE
 
 
-def test_the_placement_is_split_where_the_instance_has_the_cores(memory: CoreMemory) -> None:
+def test_the_placement_is_split_where_the_instance_has_the_cores(memory) -> None:
     def shared(tp: Degrees) -> str:
         return f"{memory.core_bytes(tp) / 1e9:.2f} of 25.8 GB on the first of {tp.each[-1]} cores"
 
@@ -140,9 +140,7 @@ def test_a_plan_is_judged_on_the_instance_or_the_smallest_with_the_cores() -> No
         assert instances_of(replace(PLAN, tp=tp, lnc=lnc), instance) == {found: tp}
 
 
-def test_a_dry_run_says_what_fits_the_memory_and_the_graphs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_fits_the_memory_and_the_graphs(tmp_path, capsys) -> None:
     folder = write_leaner_checkpoint(tmp_path)
     words = ["compile", "--model", str(folder), "--dry-run", "--instance", SMALL, "--tp", "4"]
     words += ["--buckets", "64"]
@@ -163,9 +161,7 @@ def test_a_dry_run_says_what_fits_the_memory_and_the_graphs(
     )
 
 
-def test_a_released_checkpoint_is_judged_from_its_hub_id(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_released_checkpoint_is_judged_from_its_hub_id(capsys, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     words = ["compile", "--model", "Qwen/Qwen3-Omni-30B-A3B-Captioner", "--dry-run", "--tp", "4"]
     words += ["--target", "neuron"]

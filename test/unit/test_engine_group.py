@@ -37,7 +37,7 @@ def group() -> Iterator[EngineGroup]:
         assert not Path(f"/proc/{pid}").exists(), "no process is left"
 
 
-def test_all_get_the_same_and_the_first_answers(group: EngineGroup) -> None:
+def test_all_get_the_same_and_the_first_answers(group) -> None:
     assert group.call("total", BIG) == (0, 200_000.0)
     assert group.call("total", 2 * BIG[:10]) == (0, 20.0)
     with pytest.raises(ValueError, match="no 0"):
@@ -60,9 +60,7 @@ def test_all_get_the_same_and_the_first_answers(group: EngineGroup) -> None:
         ("hang", r"The rank 1 of 3 engine \(process \d+\) did not finish 'hang' within 0\.5 s"),
     ],
 )
-def test_one_that_does_not_go_on_is_named_at_once(
-    group: EngineGroup, method: str, said: str
-) -> None:
+def test_one_that_does_not_go_on_is_named_at_once(group, method, said) -> None:
     started = time.monotonic()
     for name in (method, "total"):
         with pytest.raises(EngineDiedError, match=said):
@@ -70,9 +68,7 @@ def test_one_that_does_not_go_on_is_named_at_once(
     assert time.monotonic() - started < AT_ONCE_S
 
 
-def test_one_that_ends_between_two_calls_is_found_by_a_look_and_ends_all(
-    group: EngineGroup,
-) -> None:
+def test_one_that_ends_between_two_calls_is_found_by_a_look_and_ends_all(group) -> None:
     assert group.fault() is None
     os.kill(group.pids[1], 9)
     assert re.search("rank 1 of 3 .*SIGKILL", str(wait_until(group.fault)))

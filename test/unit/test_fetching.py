@@ -88,14 +88,14 @@ def read(reader: Fetcher, url: str) -> bytes:
     return asyncio.run(reader.fetch(url, "it"))
 
 
-def test_a_named_host_is_read(port: int) -> None:
+def test_a_named_host_is_read(port) -> None:
     net = Net(port)
     assert read(fetcher(net), f"http://{HOST}/a.wav?x=1") == b"x" * 10
     assert read(fetcher(net), f"http://{HOST.upper()}/a.wav") == b"x" * 10
     assert net.connected == [PUBLIC, PUBLIC]
 
 
-def test_nothing_else_is_looked_up_or_connected_to(port: int) -> None:
+def test_nothing_else_is_looked_up_or_connected_to(port) -> None:
     for url in (
         "file:///etc/passwd",
         "/etc/passwd",
@@ -126,7 +126,7 @@ def test_nothing_else_is_looked_up_or_connected_to(port: int) -> None:
         assert (net.resolved, net.connected) == ([], [])
 
 
-def test_without_a_named_host_no_url_is_fetched(port: int) -> None:
+def test_without_a_named_host_no_url_is_fetched(port) -> None:
     net = Net(port)
     closed = Fetcher(ServerSettings(), net.resolve, net.connect)
     with pytest.raises(ApiError, match="this server may not fetch from its host"):
@@ -134,7 +134,7 @@ def test_without_a_named_host_no_url_is_fetched(port: int) -> None:
     assert net.resolved == []
 
 
-def test_an_address_that_is_not_public_is_refused(port: int) -> None:
+def test_an_address_that_is_not_public_is_refused(port) -> None:
     for address in (
         *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0"),
@@ -156,7 +156,7 @@ def test_public_addresses_are_public() -> None:
     assert all(map(is_public, (PUBLIC, "8.8.8.8", "2606:4700::1111")))
 
 
-def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(port: int) -> None:
+def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(port) -> None:
     net = Net(port, [[PUBLIC], ["127.0.0.1"]])
     assert read(fetcher(net), f"http://{HOST}/a") == b"x" * 10
     assert net.resolved == [HOST]
@@ -169,7 +169,7 @@ def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(por
     assert net.connected == [PUBLIC]
 
 
-def test_a_redirect_is_checked_as_the_first_url_was(port: int) -> None:
+def test_a_redirect_is_checked_as_the_first_url_was(port) -> None:
     for target in (
         "http://169.254.169.254/",
         "http://other.example/",
@@ -183,14 +183,14 @@ def test_a_redirect_is_checked_as_the_first_url_was(port: int) -> None:
         assert net.connected == [PUBLIC]
 
 
-def test_redirects_are_followed_three_times(port: int) -> None:
+def test_redirects_are_followed_three_times(port) -> None:
     net = Net(port)
     assert read(fetcher(net), f"http://{HOST}/to?/to?/a.wav") == b"x" * 10
     with pytest.raises(ApiError, match="more than 3 times"):
         read(fetcher(net), f"http://{HOST}/" + "to?/" * 5 + "a")
 
 
-def test_size_and_time_are_limited(port: int) -> None:
+def test_size_and_time_are_limited(port) -> None:
     for path, said in (
         ("large", "more than 2000 bytes"),
         ("endless", "more than 2000 bytes"),
@@ -204,7 +204,7 @@ def test_size_and_time_are_limited(port: int) -> None:
         assert time.monotonic() - start_s < 4
 
 
-def test_the_deadline_begins_before_the_look_up_of_the_name(port: int) -> None:
+def test_the_deadline_begins_before_the_look_up_of_the_name(port) -> None:
     ends = threading.Event()
 
     def resolve(host: str, port: int) -> Sequence[str]:
@@ -236,7 +236,7 @@ def test_a_handshake_has_the_deadline_of_the_whole() -> None:
         wait_until(lambda: threading.active_count() <= before, 8)
 
 
-def test_a_fetch_that_gets_no_place_in_time_is_never_made(port: int) -> None:
+def test_a_fetch_that_gets_no_place_in_time_is_never_made(port) -> None:
     """Otherwise threads of callers that have left would wait, and connect, without bounds."""
     net, free = Net(port), threading.Event()
 

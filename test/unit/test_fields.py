@@ -263,7 +263,7 @@ def with_parents(paths: Iterable[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("path", OF_OTHER_TYPES)
-def test_what_is_of_another_type_is_refused_by_its_place(path: str) -> None:
+def test_what_is_of_another_type_is_refused_by_its_place(path) -> None:
     body, end = OF_OTHER_TYPES[path]
     with pytest.raises(ApiError) as refused:
         read(body)
@@ -297,9 +297,7 @@ def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -
     assert options({"length_penalty": 1.0}) == options({})
 
 
-def test_a_removed_name_is_refused_with_what_to_use_instead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_removed_name_is_refused_with_what_to_use_instead(monkeypatch) -> None:
     monkeypatch.setitem(REMOVED_FIELDS, "colour", "take `tint`.")
     part = {**TEXT, "colour": "red"}
     for body in ({"colour": "red"}, user(part), {"audio": {"colour": "red"}}):
@@ -378,7 +376,7 @@ def test_every_field_of_qwens_and_openais_parts_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), OF_KINDS)
-def test_a_field_of_a_part_reaches_the_reader_of_its_medium(kind: str, name: str) -> None:
+def test_a_field_of_a_part_reaches_the_reader_of_its_medium(kind, name) -> None:
     """Beside the part's object, inside it, and in Python."""
     given = {name: RIGHT[name], **WITH.get(name, {})}
     assert options_of(part(kind, None, **given)) == given
@@ -397,7 +395,7 @@ def test_a_field_of_a_part_reaches_the_reader_of_its_medium(kind: str, name: str
 
 
 @pytest.mark.parametrize(("kind", "name"), OF_KINDS)
-def test_a_wrong_value_is_refused_with_its_field(kind: str, name: str) -> None:
+def test_a_wrong_value_is_refused_with_its_field(kind, name) -> None:
     for value in WRONG[name]:
         given = {**WITH.get(name, {}), name: value}
         for inner, beside, at in ((given, {}, f".{kind}_url"), ({}, given, "")):
@@ -441,7 +439,7 @@ FRAMES: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("name", fields_of("video"))
 @pytest.mark.parametrize("form", FRAMES)
-def test_a_field_that_is_for_a_file_is_refused_beside_frames(form: str, name: str) -> None:
+def test_a_field_that_is_for_a_file_is_refused_beside_frames(form, name) -> None:
     right = {**RIGHT, "sample_fps": 2.0, "sampling_rate": 16000, "audio": np.zeros(16000)}
     item = {"type": "video", "video": FRAMES[form], "fps": 2.0, name: right[name]}
     item.update(WITH.get(name, {}))
@@ -912,7 +910,7 @@ def body_of(endpoint: Endpoint, path: str) -> Json:
 
 
 @pytest.mark.parametrize(("name", "path"), OF_ENDPOINTS)
-def test_every_path_of_openais_requests_is_one_of_the_three(name: str, path: str) -> None:
+def test_every_path_of_openais_requests_is_one_of_the_three(name, path) -> None:
     """Its effect is seen in what is asked, or it is counted, or it is refused by its name."""
     endpoint = ENDPOINTS[name]
     if path in endpoint.honoured:
@@ -970,7 +968,7 @@ SENT_BACK: Mapping[str, Json] = {
         if path != "audio.output.speed"  # it has its effect here
     ],
 )
-def test_every_field_in_the_table_is_counted(name: str, path: str) -> None:
+def test_every_field_in_the_table_is_counted(name, path) -> None:
     endpoint = ENDPOINTS[name]
     body = SENT_BACK.get(f"{endpoint.table} {path}") or body_of(endpoint, path)
     assert path in endpoint.read(body)[1]
@@ -978,7 +976,7 @@ def test_every_field_in_the_table_is_counted(name: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_a_field_that_nobody_knows_is_refused(name: str) -> None:
+def test_a_field_that_nobody_knows_is_refused(name) -> None:
     endpoint = ENDPOINTS[name]
     bodies = [{"colour": "red"}]
     bodies += [beside(f"{at}.colour", "red", base) for at, base in endpoint.bases.items() if at]
@@ -996,7 +994,7 @@ def test_a_field_that_nobody_knows_is_refused(name: str) -> None:
         ({**SPOKE["content"][0], "audio": PCM}, "audio"),
     ],
 )
-def test_a_part_of_a_socket_item_has_no_field_of_another_type(part: Json, name: str) -> None:
+def test_a_part_of_a_socket_item_has_no_field_of_another_type(part, name) -> None:
     role = "assistant" if part["type"] == "output_audio" else "user"
     with pytest.raises(ApiError, match=f"a part of type {part['type']} has .* alone") as refused:
         read_socket_item({"role": role, "content": [part]})
@@ -1018,7 +1016,7 @@ def read_message(message: Json) -> Json:
 
 
 @pytest.mark.parametrize("role", OF_ROLES)
-def test_a_message_in_python_has_the_fields_of_its_role_alone(role: str) -> None:
+def test_a_message_in_python_has_the_fields_of_its_role_alone(role) -> None:
     plain = {"role": role, "content": "Hi"}
     for name, given in OF_ROLES[role].items():
         honoured = name not in ("name", "tool_call_id")

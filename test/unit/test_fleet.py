@@ -4,7 +4,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def test_wrong_settings_are_refused_by_name() -> None:
             FleetSettings.parse(args)
 
 
-def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> None:
+def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path) -> None:
     file = tmp_path / "keys"
     file.write_text("secret\n")
     settings = FleetSettings.parse({"api_keys": str(file)})
@@ -126,7 +125,7 @@ def test_cores_that_do_not_fit_are_refused() -> None:
             stage_cores(list(given), wanted, placement, dict(zip(STAGES, needed, strict=True)))
 
 
-def test_a_tree_says_how_many_cores_its_stages_need(tmp_path: Path) -> None:
+def test_a_tree_says_how_many_cores_its_stages_need(tmp_path) -> None:
     for tp, needed in (
         (8, (8, 8, 8)),
         ("thinker=4,talker=2,predictor=4,vocoder=1,encoders=8", (8, 4, 1)),
@@ -139,7 +138,7 @@ def test_a_tree_says_how_many_cores_its_stages_need(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda file: file.name)
-def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
+def test_every_yaml_that_ships_can_be_used(config) -> None:
     check_config(config)
     (application,) = yaml.safe_load(config.read_text())["applications"]
     settings = FleetSettings.parse(application["args"])
@@ -154,7 +153,7 @@ def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
     assert len(given) == -(-total // CHIP_CORES) * CHIP_CORES, "the fewest chips that have them"
 
 
-def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(tmp_path: Path) -> None:
+def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(tmp_path) -> None:
     for content, said in (
         ("[", "can't be read as a Serve YAML"),
         ("3", "can't be read as a Serve YAML"),
@@ -169,9 +168,7 @@ def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(tmp_path: Path
         check_config(tmp_path / "nothing.yaml")
 
 
-def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--ray", "a.yaml", "--port", "1", "--allow-host", "b"])
     assert "a.yaml has everything, leave out --allow-host, --port" in capsys.readouterr().err
@@ -231,7 +228,7 @@ def longest_call_s(omni: Qwen3Omni) -> float:
     return max(stage.call_s for stage in omni.status().stages.values())
 
 
-def test_a_stage_says_how_long_its_call_has_taken(checkpoint: Path) -> None:
+def test_a_stage_says_how_long_its_call_has_taken(checkpoint) -> None:
     go = threading.Event()
 
     def hold(engines: Engines) -> Engines:

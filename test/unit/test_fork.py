@@ -75,13 +75,13 @@ def held(*locks: Any) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def session(omni: Qwen3Omni) -> Iterator[Session]:
+def session(omni) -> Iterator[Session]:
     with omni.session(messages=QUESTION) as session:
         yield session
 
 
 @pytest.fixture(scope="module")
-def stream(omni: Qwen3Omni) -> Iterator[SpeechStream]:
+def stream(omni) -> Iterator[SpeechStream]:
     """A stream of which no event was taken."""
     with omni.stream(QUESTION, seed=0) as stream:
         yield stream
@@ -113,13 +113,7 @@ USES: dict[str, Callable[[Qwen3Omni, Session, SpeechStream, Path], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_forked_child_is_told_at_once_to_spawn(
-    use: Callable[..., object],
-    omni: Qwen3Omni,
-    session: Session,
-    stream: SpeechStream,
-    tmp_path: Path,
-) -> None:
+def test_a_forked_child_is_told_at_once_to_spawn(use, omni, session, stream, tmp_path) -> None:
     """Also where its parent's other threads held the locks as it was forked."""
     locks = omni._pipeline._lock, omni._grammars._pool.lock, session._lock, session._saving
     with held(*locks):
@@ -129,13 +123,13 @@ def test_a_forked_child_is_told_at_once_to_spawn(
     assert 'multiprocessing.set_start_method("spawn")' in said
 
 
-def test_a_model_that_was_closed_before_the_fork_is_not_loaded_anew(checkpoint: Path) -> None:
+def test_a_model_that_was_closed_before_the_fork_is_not_loaded_anew(checkpoint) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1):
         pass
     assert "ForkError" in in_child(lambda: Qwen3Omni.load(checkpoint))
 
 
-def test_a_stream_goes_on_in_the_parent(omni: Qwen3Omni) -> None:
+def test_a_stream_goes_on_in_the_parent(omni) -> None:
     expected = omni.generate_audio(QUESTION, **SHORT)
     with omni.stream(QUESTION, **SHORT) as stream:
         first = next(stream)
@@ -150,7 +144,7 @@ def test_a_stream_goes_on_in_the_parent(omni: Qwen3Omni) -> None:
     assert (last.result.codes == expected.codes).all()
 
 
-def test_no_end_of_ours_does_anything_in_a_child(checkpoint: Path) -> None:
+def test_no_end_of_ours_does_anything_in_a_child(checkpoint) -> None:
     """At its exit or at a collection of garbage, a child runs what was to end in its parent."""
     with Qwen3Omni.load(checkpoint, placement="split", max_concurrency=1) as omni:
         ends = [
@@ -234,10 +228,10 @@ def run(script: str, *arguments: object) -> list[str]:
 
 @pytest.mark.usefixtures("warm_commands")
 @pytest.mark.parametrize("placement", ["shared", pytest.param("split", marks=pytest.mark.repeats)])
-def test_the_exit_of_a_child_ends_nothing_of_its_parent(placement: str, checkpoint: Path) -> None:
+def test_the_exit_of_a_child_ends_nothing_of_its_parent(placement, checkpoint) -> None:
     assert run(LEAVES, checkpoint, placement) == ["3", "4", "3"]
 
 
 @pytest.mark.usefixtures("warm_commands")
-def test_a_server_that_loads_in_its_children_alone_works(checkpoint: Path) -> None:
+def test_a_server_that_loads_in_its_children_alone_works(checkpoint) -> None:
     assert run(PREFORK, checkpoint) == ["13", "13"]

@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import (
     InputError,
     MessageError,
@@ -154,7 +153,7 @@ LIMITS = {"deadline": None, "derandomize": True, "suppress_health_check": list(H
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
@@ -185,7 +184,7 @@ def assert_sayable(error: Qwen3OmniError) -> None:
 @settings(max_examples=60, **LIMITS)
 @given(st.lists(GOOD, min_size=1, max_size=4), st.booleans())
 def test_a_good_conversation_becomes_a_prompt(
-    prompt_builder: PromptBuilder, config: OmniConfig, messages: list[Any], hear_videos: bool
+    prompt_builder, config, messages, hear_videos
 ) -> None:
     messages = [*messages, {"role": "user", "content": "And?"}]
     assert_whole(prompt_builder.prompt(messages, hear_videos), config)
@@ -194,7 +193,7 @@ def test_a_good_conversation_becomes_a_prompt(
 @settings(max_examples=examples(300), **LIMITS)
 @given(st.one_of(JUNK, st.lists(st.one_of(GOOD, BAD, JUNK), max_size=3)), st.booleans())
 def test_a_bad_conversation_is_refused_or_understood(
-    prompt_builder: PromptBuilder, config: OmniConfig, messages: Any, hear_videos: bool
+    prompt_builder, config, messages, hear_videos
 ) -> None:
     try:
         prompt = prompt_builder.prompt(messages, hear_videos, most_tokens=2000)
@@ -238,7 +237,7 @@ def at_every_place(value: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("index", range(len(ODD_VALUES)))
 def test_an_odd_value_at_any_place_gives_a_prompt_or_an_error_of_ours(
-    prompt_builder: PromptBuilder, config: OmniConfig, index: int
+    prompt_builder, config, index
 ) -> None:
     value = ODD_VALUES[index]
     for place, messages in at_every_place(value):
@@ -253,7 +252,7 @@ def test_an_odd_value_at_any_place_gives_a_prompt_or_an_error_of_ours(
 
 
 @pytest.mark.parametrize("kind", ["audio", "image", "video"])
-def test_paths_that_are_no_files(prompt_builder: PromptBuilder, tmp_path: Path, kind: str) -> None:
+def test_paths_that_are_no_files(prompt_builder, tmp_path, kind) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -267,7 +266,7 @@ def test_paths_that_are_no_files(prompt_builder: PromptBuilder, tmp_path: Path, 
             assert str(caught.value).isprintable()
 
 
-def test_half_of_a_surrogate_pair_is_refused_with_its_place(prompt_builder: PromptBuilder) -> None:
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(prompt_builder) -> None:
     first = {"role": "user", "content": "Hello"}
     reply = json.loads(r'{"role": "assistant", "content": "Hi \udfff."}')
     with pytest.raises(
@@ -283,7 +282,7 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_place(prompt_builder: Prom
     prompt_builder.prompt([{"role": "user", "content": whole}])
 
 
-def test_subclasses_of_str_are_the_text_that_they_hold(prompt_builder: PromptBuilder) -> None:
+def test_subclasses_of_str_are_the_text_that_they_hold(prompt_builder) -> None:
     plain = prompt_builder.prompt([{"role": "user", "content": "Hello"}])
     for role, content in ((Role.USER, Markup("Hello")), (np.str_("user"), np.str_("Hello"))):
         prompt = prompt_builder.prompt([{"role": role, "content": content}])
@@ -295,7 +294,7 @@ OPTIONS = tuple(RequestOptions.__dataclass_fields__)
 
 @settings(max_examples=examples(300), **LIMITS)
 @given(st.one_of(st.sampled_from(OPTIONS), ANY_TEXT), PLAIN_JUNK)
-def test_any_option_is_taken_or_refused(config: OmniConfig, name: str, value: Any) -> None:
+def test_any_option_is_taken_or_refused(config, name, value) -> None:
     try:
         options = RequestOptions.parse({name: value})
         assert options.speaker_id(config) >= 0
@@ -306,9 +305,7 @@ def test_any_option_is_taken_or_refused(config: OmniConfig, name: str, value: An
 
 @settings(max_examples=15, **LIMITS)
 @given(st.lists(GOOD, min_size=1, max_size=3), st.booleans())
-def test_a_good_conversation_is_answered(
-    omni: Qwen3Omni, messages: list[Any], hear_videos: bool
-) -> None:
+def test_a_good_conversation_is_answered(omni, messages, hear_videos) -> None:
     messages = [*messages, {"role": "user", "content": "And?"}]
     result = omni.generate_audio(
         messages,

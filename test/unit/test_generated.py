@@ -11,13 +11,13 @@ from testing.imports import ROOT
 
 
 @pytest.mark.parametrize("document", BLOCKS)
-def test_blocks_are_what_would_be_written_today(document: str) -> None:
+def test_blocks_are_what_would_be_written_today(document) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     assert text == renewed(document, text), "run `make docs`"
 
 
 @pytest.mark.parametrize("picture", PICTURES)
-def test_pictures_are_what_would_be_drawn_today(picture: str) -> None:
+def test_pictures_are_what_would_be_drawn_today(picture) -> None:
     if picture == "docs/frame.svg" and find_library() is None:
         pytest.skip("the C was not compiled, whose work is drawn")
     drawn = (ROOT / picture).read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def test_every_option_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_has_ten_lines_without_its_docstrings(name: str) -> None:
+def test_an_agent_has_ten_lines_without_its_docstrings(name) -> None:
     text = (ROOT / "examples" / "agents" / name).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.lstrip().startswith('"""')]
     assert len(lines) <= 10

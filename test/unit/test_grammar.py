@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron import Finished, Qwen3Omni, TextDelta
+from qwen3_omni_neuron import Finished, TextDelta
 from qwen3_omni_neuron.errors import GrammarError, NotInstalledError, OptionError
 from qwen3_omni_neuron.runtime import grammar as grammar_module
 
@@ -30,9 +30,7 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_reply_is_json_of_its_schema_with_its_letters_as_they_are(
-    omni: Qwen3Omni, seed: int
-) -> None:
+def test_a_reply_is_json_of_its_schema_with_its_letters_as_they_are(omni, seed) -> None:
     """With the keys in the schema's order, and the spaces of Qwen's templates."""
     options = {"thinker_do_sample": True, "thinker_temperature": 2.0, "thinker_top_k": 0, **LIMITS}
     for grammar in ({"json": SCHEMA}, {"json": SCHEMA, "strict": True}):
@@ -44,7 +42,7 @@ def test_a_reply_is_json_of_its_schema_with_its_letters_as_they_are(
         assert result.thinker_finish_reason == "stop"
 
 
-def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni: Qwen3Omni) -> None:
+def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni) -> None:
     for grammar, pattern in (
         ({"regex": "(red|blue) [0-9]{3}\\."}, r"(red|blue) [0-9]{3}\."),
         ({"lark": 'start: a "!"\na: "ho" | "hi" a'}, r"(hi)*ho!"),
@@ -53,9 +51,7 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni: Qwen3Omni) -> Non
         assert re.fullmatch(pattern, result.text) and len(result.audio)
 
 
-def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
-    omni: Qwen3Omni,
-) -> None:
+def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(omni) -> None:
     grammars: list[Any] = [{"json": SCHEMA}, None, {"regex": "[a-z]{20}"}]
     asked = [{"seed": 5 + n, "grammar": g, **LIMITS} for n, g in enumerate(grammars)]
     alone = [omni.generate_text(HELLO, **options).token_ids for options in asked]
@@ -66,9 +62,7 @@ def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(
     assert omni.generate_text(HELLO, **free).token_ids == alone[1]
 
 
-def test_masks_are_made_while_the_engine_computes(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_are_made_while_the_engine_computes(omni, monkeypatch) -> None:
     """Each call of the engine here lasts until the mask of its token lies in the other process."""
     states: list[grammar_module.GrammarState] = []
     engine, begin = omni._pipeline._engines.thinker, grammar_module.Grammar.begin
@@ -92,7 +86,7 @@ def test_masks_are_made_while_the_engine_computes(
     assert re.fullmatch("[ab]{9}", result.text)
 
 
-def test_a_grammar_that_grows_too_complex_ends_its_own_reply_alone(omni: Qwen3Omni) -> None:
+def test_a_grammar_that_grows_too_complex_ends_its_own_reply_alone(omni) -> None:
     lark = "start: a a a a a\na: a a | /[a-z]/ | b\nb: a b| /[a-z]/ | "
     other = omni.stream_text(HELLO, seed=3, **LIMITS)
     with pytest.raises(GrammarError, match=r"can't go on within its grammar: .*Simplify"):
@@ -149,18 +143,14 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("grammar", "message"), REFUSED, ids=[text for _, text in REFUSED])
-def test_what_can_not_be_used_is_refused_before_the_reply(
-    omni: Qwen3Omni, grammar: Any, message: str
-) -> None:
+def test_what_can_not_be_used_is_refused_before_the_reply(omni, grammar, message) -> None:
     with pytest.raises(OptionError, match=message) as refused:
         omni.stream(HELLO, grammar=grammar)
     assert len(str(refused.value)) < 1000
     assert not omni.status().running
 
 
-def test_reasoning_comes_before_the_grammar(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasoning_comes_before_the_grammar(omni, monkeypatch) -> None:
     """Whatever it says; then blank lines may come, and the grammar."""
     monkeypatch.setitem(omni.prompt_builder.__dict__, "thinks", True)
     begun = omni.prompt_builder._tokenizer.encode("Maybe <tool_call> no.</think>\n")
@@ -173,9 +163,7 @@ def test_reasoning_comes_before_the_grammar(
     assert re.fullmatch(r"Maybe <tool_call> no\.</think>\n{1,2}(yes|no)!", result.text)
 
 
-def test_a_grammar_that_was_compiled_before_its_request_gives_the_same_reply(
-    omni: Qwen3Omni,
-) -> None:
+def test_a_grammar_that_was_compiled_before_its_request_gives_the_same_reply(omni) -> None:
     compiling = omni.compile_grammar(grammar={"json": SCHEMA})
     assert compiling is not None and omni.compile_grammar() is None
     replies = [
@@ -185,9 +173,7 @@ def test_a_grammar_that_was_compiled_before_its_request_gives_the_same_reply(
     assert replies[0].token_ids == replies[1].token_ids
 
 
-def test_without_llguidance_the_error_says_how_to_install_it(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_llguidance_the_error_says_how_to_install_it(omni, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)  # an import of None raises ImportError
     with pytest.raises(NotInstalledError, match=r"pip install .qwen3-omni-neuron\[serve\]"):
         omni.stream(HELLO, grammar={"regex": "a"})

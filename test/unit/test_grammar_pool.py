@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError
 from qwen3_omni_neuron.helpers import grammars
 from qwen3_omni_neuron.helpers.grammars import CompiledGrammar, GrammarPool
@@ -32,7 +31,7 @@ MakePool = Callable[..., GrammarPool]
 
 
 @pytest.fixture(scope="module")
-def make_pool(omni: Qwen3Omni) -> Iterator[MakePool]:
+def make_pool(omni) -> Iterator[MakePool]:
     """Make pools over the checkpoint's vocabulary, the same where the same is asked for."""
     made: dict[str, GrammarPool] = {}
     vocab_size, end_id = omni._config.thinker.text.vocab_size, omni._config.im_end_id
@@ -49,12 +48,12 @@ def make_pool(omni: Qwen3Omni) -> Iterator[MakePool]:
 
 
 @pytest.fixture
-def pool(make_pool: MakePool) -> GrammarPool:
+def pool(make_pool) -> GrammarPool:
     return make_pool()
 
 
 @pytest.fixture
-def faulty(make_pool: MakePool) -> GrammarPool:
+def faulty(make_pool) -> GrammarPool:
     return make_pool(grammar_faults.MODULE)
 
 
@@ -118,16 +117,14 @@ def follow(grammar: CompiledGrammar, most: int) -> list[bytes]:
     ids=["least", "chain", "multiple"],
 )
 def test_what_ends_or_holds_a_compiler_is_refused_and_the_next_grammar_compiles(
-    pool: GrammarPool, rule: dict[str, Any], message: str
+    pool, rule, message
 ) -> None:
     with pytest.raises(OptionError, match=message):
         compiled(pool, rule)
     assert follow(begun(pool, {"regex": "ab"}), 9)
 
 
-def test_what_fills_the_memory_is_refused_with_the_limit(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fills_the_memory_is_refused_with_the_limit(omni, monkeypatch) -> None:
     monkeypatch.setattr(grammars, "MEMORY_BYTES", 48 << 20)
     text = omni._config.thinker.text
     own = GrammarPool(omni.prompt_builder.tokenizer_json, text.vocab_size, omni._config.im_end_id)
@@ -139,7 +136,7 @@ def test_what_fills_the_memory_is_refused_with_the_limit(
         compiled(own, {"regex": "a"})
 
 
-def test_a_grammar_that_nobody_waits_for_any_more_ends_its_process(pool: GrammarPool) -> None:
+def test_a_grammar_that_nobody_waits_for_any_more_ends_its_process(pool) -> None:
     compiled(pool, {"regex": "a"}).close()
     server = pool._pool.pid
     assert server is not None
@@ -155,9 +152,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_ends_its_process(pool: Grammar
     wait_until(lambda: len(children(server)) == 1 and len(open_files()) < len(files))
 
 
-def test_one_owner_slow_grammars_keep_no_other_owner_from_compiling(
-    pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_owner_slow_grammars_keep_no_other_owner_from_compiling(pool, monkeypatch) -> None:
     compiled(pool, {"regex": "a"})
     slow = [pool.compile(rules_of(SLOW), lambda made: made, "a") for _ in range(6)]
     compiled(pool, {"regex": "[ab]{3}"}, owner="b")
@@ -172,7 +167,7 @@ def test_one_owner_slow_grammars_keep_no_other_owner_from_compiling(
     wait_until(lambda: len(children(server)) == 3)
 
 
-def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool: GrammarPool) -> None:
+def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool) -> None:
     held: list[int] = []
     compiled(pool, {"regex": "a"}, admit=held.append)
     assert len(held) == 1 and held[0] >= 0
@@ -185,9 +180,7 @@ def test_the_bytes_of_a_grammar_are_admitted_or_it_is_refused(pool: GrammarPool)
 
 
 @pytest.mark.parametrize("what", ["the process", "its fork server"])
-def test_a_death_ends_its_replies_and_the_next_grammar_compiles(
-    make_pool: MakePool, what: str
-) -> None:
+def test_a_death_ends_its_replies_and_the_next_grammar_compiles(make_pool, what) -> None:
     pool = make_pool()
     grammar = begun(pool, {"regex": "[a-z]*"})
     follow(grammar, 2)
@@ -212,7 +205,7 @@ def test_a_death_ends_its_replies_and_the_next_grammar_compiles(
     ],
 )
 def test_a_fault_fails_its_own_reply_and_another_goes_on(
-    faulty: GrammarPool, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+    faulty, monkeypatch, fault, message
 ) -> None:
     if fault == "stop":
         monkeypatch.setattr(grammars, "STUCK_S", 1.0)
@@ -227,13 +220,13 @@ def test_a_fault_fails_its_own_reply_and_another_goes_on(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files can be sealed on Linux alone")
-def test_the_memory_of_masks_can_not_be_cut_short(pool: GrammarPool) -> None:
+def test_the_memory_of_masks_can_not_be_cut_short(pool) -> None:
     grammar = begun(pool, {"regex": "[xy]{9}"})
     with pytest.raises(PermissionError):
         os.ftruncate(grammar._child.result.fileno(), 0)
 
 
-def test_a_wait_for_masks_ends_in_time_and_says_who_was_late(faulty: GrammarPool) -> None:
+def test_a_wait_for_masks_ends_in_time_and_says_who_was_late(faulty) -> None:
     grammar = begun(faulty, {"regex": "slow[a-z]{9}"})
     follow(grammar, 1)
     grammar.push(first_of(grammar))
@@ -251,9 +244,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["regex", "stop", "json"])
-def test_a_reply_that_sits_out_steps_is_the_same(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_a_reply_that_sits_out_steps_is_the_same(omni, monkeypatch, options) -> None:
     """Here no step waits for any mask, beside a free reply that steps on."""
     given = {"seed": 6, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 20, **options}
     expected = omni.generate_audio(HELLO, **given)
@@ -266,7 +257,7 @@ def test_a_reply_that_sits_out_steps_is_the_same(
     assert found.thinker_finish_reason == expected.thinker_finish_reason
 
 
-def test_a_grammar_that_ends_at_the_limit_of_tokens_ends_by_itself(omni: Qwen3Omni) -> None:
+def test_a_grammar_that_ends_at_the_limit_of_tokens_ends_by_itself(omni) -> None:
     grammar = {"regex": "[0-9]{3}!"}
     count = len(omni.generate_text(HELLO, seed=3, grammar=grammar).token_ids)
     for most, reason in ((count, "stop"), (count - 1, "length")):

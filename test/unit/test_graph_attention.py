@@ -35,9 +35,7 @@ def case(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_attention_is_that_with_a_mask(
-    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_that_with_a_mask(shape, dtype, monkeypatch) -> None:
     """Whatever hidden keys and values hold, and also in blocks of queries."""
     q, k, v, mask = case(shape, dtype)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
@@ -49,7 +47,7 @@ def test_attention_is_that_with_a_mask(
     torch.testing.assert_close(attend(q, k, v, mask), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_no_mask_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_mask_reaches_the_kernel(monkeypatch) -> None:
     """And q, k and v have one width, at most 128."""
     calls = []
 
@@ -113,7 +111,7 @@ def encoder_graphs(tp: int, **sizes: Any) -> Iterator[tuple[Graph, Any]]:
 
 
 @pytest.mark.parametrize("tp", [1, 4, 8])
-def test_scores_are_small_at_the_released_widths(tp: int) -> None:
+def test_scores_are_small_at_the_released_widths(tp) -> None:
     """Every bucket of the default plan is shown, and others that do not suit the kernel."""
     for patches in (None, (4000, 9220)):
         for graph, owner in encoder_graphs(tp, patch_buckets=patches):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.part import LoadedPart, device_type
 from qwen3_omni_neuron.neuron.slots import GraphSlots
@@ -21,7 +20,7 @@ def called() -> list[str]:
 
 
 @pytest.fixture
-def slots(config: OmniConfig, called: list[str]) -> GraphSlots:
+def slots(config, called) -> GraphSlots:
     """The talker's three slots, in windows of 16 and 64 positions. Outputs are zeros."""
     plan = replace(TINY_PLAN, target="torchneuron")
     graphs = {g.label: g for g in all_graphs(config, plan) if g.part == "talker"}
@@ -34,9 +33,7 @@ def slots(config: OmniConfig, called: list[str]) -> GraphSlots:
     return GraphSlots(LoadedPart(graphs.values(), run), "talker")
 
 
-def test_a_flush_takes_the_window_of_the_slots_that_are_full(
-    config: OmniConfig, slots: GraphSlots, called: list[str]
-) -> None:
+def test_a_flush_takes_the_window_of_the_slots_that_are_full(config, slots, called) -> None:
     """A long slot beside them has room: its own window is not renewed."""
     width = config.talker.text.hidden_size
     for slot, rows in ((0, 5), (1, 30)):

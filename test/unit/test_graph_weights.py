@@ -47,9 +47,7 @@ def owner() -> Owner:
         (60, [(2, 6, 4), (2, 6, 4), (1, 6, 4), (1, 4, 6), (1, 6, 4), (5 * 6 + 4 + 6,), (3,)]),
     ],
 )
-def test_every_weight_is_a_contiguous_view_of_few_tensors(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch, most: int, shapes: list[tuple[int, ...]]
-) -> None:
+def test_every_weight_is_a_contiguous_view_of_few_tensors(owner, monkeypatch, most, shapes) -> None:
     monkeypatch.setattr(weights, "SMALL", 24)
     monkeypatch.setattr(weights, "MOST_ELEMENTS", most)
     held = Weights(owner, CPU)
@@ -67,7 +65,7 @@ def test_every_weight_is_a_contiguous_view_of_few_tensors(
 
 @pytest.mark.parametrize("tp", [again(1), again(4), 8])
 @pytest.mark.parametrize("dtype", ["int8", again("bfloat16")])
-def test_the_released_graphs_have_few_inputs_below_the_devices_limit(dtype: str, tp: int) -> None:
+def test_the_released_graphs_have_few_inputs_below_the_devices_limit(dtype, tp) -> None:
     """Counted with every weight of the part, of which a graph may use some."""
     plan = replace(plan_of(Path(), RELEASED, "torchneuron", tp=8, dtype=dtype), tp=Degrees.same(tp))
     for part in PARTS:

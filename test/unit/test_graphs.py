@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
+from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
     PromptCache,
@@ -36,12 +36,12 @@ LATENCY = 555  # samples
 
 
 @pytest.fixture(scope="module")
-def static(config: OmniConfig, models: Models) -> Models:
+def static(config, models) -> Models:
     return with_weights(static_models(config, torch.float32), models)
 
 
 @pytest.fixture(scope="module")
-def graphs(config: OmniConfig) -> dict[str, Graph]:
+def graphs(config) -> dict[str, Graph]:
     return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
@@ -63,7 +63,7 @@ KINDS = (
 )  # fmt: skip
 
 
-def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) -> None:
+def test_every_kind_of_graph_is_there_at_every_bucket(graphs) -> None:
     plan = TINY_PLAN
     counts = {kind: sum(g.name == kind for g in graphs.values()) for kind in KINDS}
     assert sum(counts.values()) == len(graphs)
@@ -92,7 +92,7 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def leaner(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Graph], Models]:
+def leaner(tmp_path_factory) -> tuple[list[Graph], Models]:
     """All graphs of a checkpoint with fewer layers and codes, and its static modules."""
     folder = write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
     config = read_config(folder)
@@ -102,9 +102,7 @@ def leaner(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Graph], Model
 
 
 @pytest.mark.parametrize(("kind", "place"), SIZES)
-def test_every_graph_is_static_and_gives_what_its_row_says(
-    leaner: tuple[list[Graph], Models], kind: str, place: int
-) -> None:
+def test_every_graph_is_static_and_gives_what_its_row_says(leaner, kind, place) -> None:
     graphs, static = leaner
     graph = [g for g in graphs if g.name == kind][place]
     owner = getattr(static, graph.part)
@@ -122,9 +120,7 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
         assert is_read or renewed.data_ptr() != old.data_ptr(), "state is a value"
 
 
-def test_the_experts_of_the_cpu_are_no_static_graph(
-    graphs: dict[str, Graph], models: Models
-) -> None:
+def test_the_experts_of_the_cpu_are_no_static_graph(graphs, models) -> None:
     """The test above sees operations whose sizes follow the data."""
     with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
         program = export_graph(graphs["thinker_prefill[rows=40,window=64]"], models.thinker)
@@ -146,7 +142,7 @@ def test_rejected_operations_are_seen() -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("shared", [0, 6])
-def test_experts_of_static_graphs_are_the_experts(normalize: bool, shared: int) -> None:
+def test_experts_of_static_graphs_are_the_experts(normalize, shared) -> None:
     """By those that few rows chose, and by all; also where all rows want the same experts."""
     torch.manual_seed(1)
     sizes = MoeConfig(20, 3, 5, normalize, shared)
@@ -167,8 +163,8 @@ def test_experts_of_static_graphs_are_the_experts(normalize: bool, shared: int) 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
 @pytest.mark.parametrize("rows", [13, 40])
 def test_prefill_and_steps_are_those_of_the_cpu(
-    graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig, part: str,
-    rows: int,
+    graphs, static, models, config, part,
+    rows
 ) -> None:  # fmt: skip
     """A prompt of bucket + 1 and of exactly a bucket into slot 2, then three steps beside idle
     rows: the CPU's logits, and no other slot is touched."""
@@ -227,7 +223,7 @@ def test_prefill_and_steps_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("order", [None, [2, 0, 3]])
-def test_rows_of_a_step_are_seen_and_kept_as_the_cpu_does(order: list[int] | None) -> None:
+def test_rows_of_a_step_are_seen_and_kept_as_the_cpu_does(order) -> None:
     """Bit for bit; slots in order, or named, one of them of an idle row."""
     torch.manual_seed(0)
     segments = tuple(torch.randn(3, 4, 2, positions, 3) for positions in (5, 3))
@@ -273,9 +269,7 @@ def named_0() -> Tensor:
     return torch.tensor([0])
 
 
-def test_padded_rows_of_pictures_change_nothing(
-    graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig
-) -> None:
+def test_padded_rows_of_pictures_change_nothing(graphs, static, models, config) -> None:
     """Deepstack adds zeros to the others."""
     graph = graphs["thinker_prefill[rows=40,window=64]"]
     rows, positions, last, slot, start, deepstack, *state = graph.example(3)
@@ -291,7 +285,7 @@ def test_padded_rows_of_pictures_change_nothing(
 
 
 @pytest.mark.parametrize("width", [1, 8, 40, 41, 57, 99, 100])
-def test_one_audio_graph_holds_for_every_chunk_width(models: Models, width: int) -> None:
+def test_one_audio_graph_holds_for_every_chunk_width(models, width) -> None:
     encoder = models.audio_encoder
     mel = torch.randn(2, encoder.config.mel_bins, 800, generator=torch.Generator().manual_seed(1))
     mel.unflatten(2, (8, 100))[..., width:] = 0
@@ -311,9 +305,7 @@ def garbage_state(graph: Graph) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1]])
-def test_code2wav_graphs_make_streams_in_any_slots(
-    graphs: dict[str, Graph], static: Models, slots: list[int]
-) -> None:
+def test_code2wav_graphs_make_streams_in_any_slots(graphs, static, slots) -> None:
     """Over used slots, each stream at its own position, the others' rows moved or not there."""
     codes = codes_of(3, 9)
     short = graphs["code2wav[streams=3,frames=1]"].module(static.code2wav)
@@ -337,7 +329,7 @@ def test_code2wav_graphs_make_streams_in_any_slots(
 
 @pytest.mark.parametrize("frames", [1, 2, 4, 8, 25])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_a_start_is_a_step_over_zeros(models: Models, frames: int, dtype: torch.dtype) -> None:
+def test_a_start_is_a_step_over_zeros(models, frames, dtype) -> None:
     """Samples after the latency, and the state that is left."""
     code2wav = copy.deepcopy(models.code2wav).to(dtype)
     codes, tolerance = codes_of(2, frames), {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
@@ -351,7 +343,7 @@ def test_a_start_is_a_step_over_zeros(models: Models, frames: int, dtype: torch.
     assert (wrong[:, LATENCY:] - expected).abs().max() > 1e-3, "zeros alone are no start"
 
 
-def test_a_row_without_a_slot_touches_no_stream(graphs: dict[str, Graph], static: Models) -> None:
+def test_a_row_without_a_slot_touches_no_stream(graphs, static) -> None:
     """Also two of them in one call, at any position."""
     codes, idle = codes_of(3, 5), TINY_PLAN.max_concurrency
     short = graphs["code2wav[streams=3,frames=1]"]
@@ -369,9 +361,7 @@ def test_a_row_without_a_slot_touches_no_stream(graphs: dict[str, Graph], static
     assert after.isfinite().all() and not torch.equal(after[1], before[1])
 
 
-def test_sampling_by_products_gives_the_same_codes(
-    graphs: dict[str, Graph], static: Models, models: Models
-) -> None:
+def test_sampling_by_products_gives_the_same_codes(graphs, static, models) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
     so that a random number within the last bit of an edge could differ: none of these 3600 does."""
     graph = graphs["code_predictor[slots=3,top_k=50]"]
@@ -389,9 +379,7 @@ def test_sampling_by_products_gives_the_same_codes(
             torch.testing.assert_close(feedback[row : row + 1], sums, **CLOSE)
 
 
-def test_idle_inputs_of_every_graph_give_finite_outputs(
-    graphs: dict[str, Graph], static: Models
-) -> None:
+def test_idle_inputs_of_every_graph_give_finite_outputs(graphs, static) -> None:
     """A row that attends to nothing would give NaN."""
     for graph in graphs.values():
         quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]

@@ -1,7 +1,5 @@
 """Operations that Neuron's compiler rejects are found in HLO, and no graph has any."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.trn2.cost import Cost, Scatter, graph_cost
@@ -51,14 +49,14 @@ PARAMETERS = "%x = f32[4]{0} parameter(0)\n%y = f32[] parameter(1)\n%n = s32[4]{
 
 
 @pytest.mark.parametrize("what", REJECTED)
-def test_what_is_rejected_is_seen(what: str) -> None:
+def test_what_is_rejected_is_seen(what) -> None:
     found = lint_hlo(f"ENTRY main {{\n{PARAMETERS}{REJECTED[what]}\n}}")
     assert found.rejected == {what.strip(): 1}
     assert found.ops["parameter"] == 3
 
 
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_what_is_replaced_is_noted_alone(what: str) -> None:
+def test_what_is_replaced_is_noted_alone(what) -> None:
     found = lint_hlo(PARAMETERS + ACCEPTED[what])
     assert found.noted == {what: 1}
     assert not found.rejected
@@ -84,7 +82,7 @@ def test_what_no_compiler_of_static_stablehlo_takes_is_seen() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
-def test_scatters_in_stablehlo_are_counted_as_in_torch(dtype: str) -> None:
+def test_scatters_in_stablehlo_are_counted_as_in_torch(dtype) -> None:
     types = f"(tensor<6x5x{dtype}>, tensor<2xi64>, tensor<2x5x{dtype}>) -> tensor<6x5x{dtype}>"
     lines = [
         '%0 = "stablehlo.scatter"(%cst, %arg0, %cst_0) <{unique_indices = false}> ({',
@@ -97,7 +95,7 @@ def test_scatters_in_stablehlo_are_counted_as_in_torch(dtype: str) -> None:
     assert not found.rejected
 
 
-def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
+def test_no_graph_holds_an_operation_that_is_rejected(tmp_path) -> None:
     """In HLO and in StableHLO. testing/hlo_table.py says how to install torch_xla, which lowers.
 
     Nor has StableHLO more scatters than torch: a converter may make one of another operation.
@@ -122,7 +120,7 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
     assert graphs > 20
 
 
-def test_products_of_the_code_predictor_stay_in_float32(tmp_path: Path) -> None:
+def test_products_of_the_code_predictor_stay_in_float32(tmp_path) -> None:
     """Over bfloat16 weights, which the graph widens."""
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     import torch

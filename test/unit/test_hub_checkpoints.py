@@ -57,9 +57,7 @@ def test_the_table_has_every_checkpoint() -> None:
 
 @needs_c  # without it `auto` is `mixed`
 @pytest.mark.parametrize("name", HUB_CHECKPOINTS)
-def test_a_checkpoint_is_read_in_the_form_that_the_table_says(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_read_in_the_form_that_the_table_says(name, tmp_path, capsys) -> None:
     """By its headers, with the published names and all widths, in three layers."""
     HUB_CHECKPOINTS[name].write(tmp_path, layers=3)
     shown = inspected(tmp_path, capsys)
@@ -67,7 +65,7 @@ def test_a_checkpoint_is_read_in_the_form_that_the_table_says(
 
 
 @pytest.mark.parametrize("name", [again(n) for n in HUB_CHECKPOINTS])
-def test_a_checkpoint_takes_the_memory_that_the_table_says(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_takes_the_memory_that_the_table_says(name, tmp_path) -> None:
     """By its headers, in all layers. Its tensors are as large as its files are said to be."""
     checkpoint = HUB_CHECKPOINTS[name]
     size = checkpoint.write(tmp_path) / 1e9

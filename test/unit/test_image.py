@@ -3,7 +3,6 @@
 import io
 import struct
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def never(*_: Any) -> None:
     raise AssertionError("it is decoded")
 
 
-def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
+def test_every_form_of_a_picture_is_the_same_picture(tmp_path) -> None:
     pixels = colours()
     path = tmp_path / "picture.png"
     path.write_bytes(file_of(Image.fromarray(pixels)))
@@ -61,7 +60,7 @@ def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", range(1, 9))
 @pytest.mark.parametrize("opened", [False, True])
-def test_pictures_are_turned_as_their_exif_says(turn: int, opened: bool) -> None:
+def test_pictures_are_turned_as_their_exif_says(turn, opened) -> None:
     upright = np.zeros((8, 16, 3), np.uint8)
     upright[:4, :4], upright[:4, -4:] = 255, 100
     # How a camera that is held that way stores the upright picture: the inverse of each turn.
@@ -105,7 +104,7 @@ def test_16_bit_grey_keeps_its_greys() -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "CMYK", "YCbCr", "HSV", "F"])
-def test_every_mode_becomes_rgb(mode: str) -> None:
+def test_every_mode_becomes_rgb(mode) -> None:
     shown = load(Image.new("RGB", (6, 4), (200, 200, 200)).convert(mode))
     assert shown.shape == (4, 6, 3)
     assert mode == "1" or np.abs(shown.astype(int) - 200).max() <= 4
@@ -118,7 +117,7 @@ def test_an_animation_is_its_first_frame() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 1)])
-def test_the_smallest_and_the_longest_picture_can_be_seen(size: tuple[int, int]) -> None:
+def test_the_smallest_and_the_longest_picture_can_be_seen(size) -> None:
     assert load(np.zeros((*size, 3), np.uint8)).shape == (*size, 3)
 
 
@@ -165,9 +164,7 @@ def test_what_cannot_be_seen_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_a_file_is_looked_at_before_it_is_decoded(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_file_is_looked_at_before_it_is_decoded(monkeypatch, kind) -> None:
     """Its size is known then: no format that is read decodes while it is opened."""
     told = []
 
@@ -198,7 +195,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_formats_are_named_and_not_opened(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_other_formats_are_named_and_not_opened(monkeypatch, kind) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", never)
     said = rf"^here: \d+ bytes is {kind}, which is not read. Convert it"
     with pytest.raises(ImageError, match=said):
@@ -219,9 +216,7 @@ def test_videos_and_sound_are_sent_where_they_belong() -> None:
             load(data)
 
 
-def test_a_decompression_bomb_is_refused_and_a_large_picture_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_decompression_bomb_is_refused_and_a_large_picture_is_not(monkeypatch) -> None:
     data = file_of(Image.new("L", (30, 30)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # 900 are more than twice as many
     with pytest.raises(ImageError, match=r"^here: \d+ bytes is too large: .*900 pixels"):

@@ -39,7 +39,7 @@ def test_a_request_imports_what_it_uses() -> None:
 
 
 @pytest.mark.parametrize("switch", [again("enable"), "disable"])
-def test_an_import_leaves_the_garbage_collector_as_it_was(switch: str) -> None:
+def test_an_import_leaves_the_garbage_collector_as_it_was(switch) -> None:
     script = f"import gc; gc.{switch}(); runs = []; "
     script += "gc.callbacks.append(lambda phase, info: runs.append(phase)); "
     script += "from qwen3_omni_neuron import Qwen3Omni; "

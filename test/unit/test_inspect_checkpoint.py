@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.compilation.loading import plan_of
 from qwen3_omni_neuron.cpu import target
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import LoadOptions
 from testing.native_library import needs_c
 from testing.quantised_checkpoint import (
@@ -63,14 +62,7 @@ def but(exception: str, other: Writer | None) -> Callable[[str], Writer | None]:
     ],
 )
 def test_auto_keeps_a_quantised_checkpoints_numbers_on_the_cpu(
-    checkpoint: Path,
-    tmp_path: Path,
-    config: OmniConfig,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    writer_of: Callable[[str], Writer | None],
-    settings: dict[str, Any],
-    dtype: str,
+    checkpoint, tmp_path, config, capsys, monkeypatch, writer_of, settings, dtype
 ) -> None:
     """int4 rounds nothing to 4 bits that was not published so. Without the C auto is mixed."""
     folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, writer_of, settings)
@@ -155,14 +147,14 @@ def run_with_hub(
     )
 
 
-def test_a_hub_id_is_not_shown_before_it_is_downloaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_id_is_not_shown_before_it_is_downloaded(capsys) -> None:
     assert cli.main(["inspect", "someone/omni"]) == 1
     assert "`hf download someone/omni` prints one to inspect" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("warm_commands")
 def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
-    checkpoint: Path, tmp_path: Path
+    checkpoint, tmp_path
 ) -> None:
     """MLX has the same files, and names no method in config.json."""
     settings = {"group_size": 64, "bits": 4}
@@ -175,7 +167,7 @@ def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
 
 @pytest.mark.usefixtures("warm_commands")
 def test_what_is_in_folders_of_a_checkpoint_on_the_hub_is_not_downloaded(
-    checkpoint: Path, tmp_path: Path
+    checkpoint, tmp_path
 ) -> None:
     """People also publish an original, or another size, in folders beside what is read."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "files"))
@@ -192,7 +184,7 @@ def shard_of(folder: Path, name: str) -> Path:
 
 
 def test_a_tensor_that_the_index_has_in_a_file_without_it_is_named(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint, tmp_path, capsys
 ) -> None:
     folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))
     shard = shard_of(folder, QUERY)
@@ -205,7 +197,7 @@ def test_a_tensor_that_the_index_has_in_a_file_without_it_is_named(
 
 
 def test_a_tensor_that_is_left_in_another_file_is_not_the_one_shown(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint, tmp_path, capsys
 ) -> None:
     """The index tells which file's is read."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "made"))

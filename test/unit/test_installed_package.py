@@ -31,9 +31,7 @@ def commands(folder: Path, *variables: str) -> str:
     ).stdout
 
 
-def test_make_installs_a_wheel_or_what_editable_asks_for_and_only_when_it_must(
-    tmp_path: Path,
-) -> None:
+def test_make_installs_a_wheel_or_what_editable_asks_for_and_only_when_it_must(tmp_path) -> None:
     page, library = (
         f"--what-if=src/qwen3_omni_neuron/{name}"
         for name in ("serving/page/main.js", "cpu/native/wave.c")

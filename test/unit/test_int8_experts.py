@@ -60,7 +60,7 @@ def widened(numbers: Tensor, scale: Tensor) -> Tensor:
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 50])
 @torch.no_grad()
-def test_int8_experts_are_experts_of_their_weights(static: bool, rows: int) -> None:
+def test_int8_experts_are_experts_of_their_weights(static, rows) -> None:
     """By the loop of the CPU, and by the two ways of static graphs."""
     torch.manual_seed(rows)
     plain = MoeFeedForward(10, SIZES).double()
@@ -81,25 +81,23 @@ def test_int8_experts_are_experts_of_their_weights(static: bool, rows: int) -> N
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory) -> Path:
     return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
 
 
 @pytest.fixture(scope="module")
-def config(checkpoint: Path) -> OmniConfig:
+def config(checkpoint) -> OmniConfig:
     return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def bfloat16(checkpoint: Path, config: OmniConfig) -> Models:
+def bfloat16(checkpoint, config) -> Models:
     weights = load_models(Checkpoint(checkpoint), config, torch.bfloat16)
     return int8_models(config, weights, torch.bfloat16)
 
 
 @torch.no_grad()
-def test_int8_is_widened_for_the_product_alone_and_scaled_after_it(
-    bfloat16: Models, config: OmniConfig
-) -> None:
+def test_int8_is_widened_for_the_product_alone_and_scaled_after_it(bfloat16, config) -> None:
     """In every graph, exported: no rounded weight is made, a matrix is read at a byte a number."""
     graphs = [g for g in all_graphs(config, PLAN) if g.part == "thinker" and g.outputs]
     assert len(graphs) == 8
@@ -159,7 +157,7 @@ def experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_the_files_have_the_cpus_numbers_and_all_else_in_bfloat16(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
+    checkpoint, config, tmp_path
 ) -> None:
     (tensors,) = written(checkpoint, config, tmp_path / "ours", PLAN)
     (plain,) = written(checkpoint, config, tmp_path / "plain", replace(PLAN, dtype="bfloat16"))
@@ -179,9 +177,7 @@ def test_the_files_have_the_cpus_numbers_and_all_else_in_bfloat16(
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_a_rank_has_the_scales_of_its_outputs(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path, tp: int
-) -> None:
+def test_a_rank_has_the_scales_of_its_outputs(checkpoint, config, tmp_path, tp) -> None:
     """Those of gate and up with their rows; all of `down`, whose outputs each rank adds to."""
     (whole,) = written(checkpoint, config, tmp_path / "whole", PLAN)
     ranks = written(checkpoint, config, tmp_path / "ranks", replace(PLAN, tp=Degrees.same(tp)))

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from testing.imports import PACKAGE, ROOT
 
@@ -28,7 +27,7 @@ COMPILED = ["library.o", "_library.abi3.so"]
 
 
 def test_the_library_is_compiled_only_from_other_sources_and_none_of_others_is_left(
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     """Whatever their time stamps are, and where the compiler fails."""
     native = tmp_path / NATIVE.relative_to(ROOT)

@@ -2,17 +2,14 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import MessageError, OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.repeats import examples
 from testing.tiny.tokenizer import SPECIAL_TOKENS
@@ -44,12 +41,12 @@ TEMPLATE = """\
 
 
 @pytest.fixture(scope="module")
-def plain(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def plain(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def with_tools(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> PromptBuilder:
+def with_tools(checkpoint, tmp_path_factory) -> PromptBuilder:
     folder = tmp_path_factory.mktemp("tools") / "checkpoint"
     shutil.copytree(checkpoint, folder)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
@@ -66,7 +63,7 @@ def specials(prompt_builder: PromptBuilder, token_ids: list[int]) -> list[str]:
     return [token for token in tokens if token in SPECIAL_TOKENS]
 
 
-def test_a_text_forges_turns_unless_it_is_literal(plain: PromptBuilder) -> None:
+def test_a_text_forges_turns_unless_it_is_literal(plain) -> None:
     messages = [{"role": "user", "content": FORGED}]
     assert specials(plain, ids(plain, messages)).count("<|im_start|>") == 3
     literal = ids(plain, messages, literal_text=True)
@@ -74,7 +71,7 @@ def test_a_text_forges_turns_unless_it_is_literal(plain: PromptBuilder) -> None:
     assert FORGED in plain._tokenizer.decode(literal)
 
 
-def test_a_name_that_comes_up_in_normalisation_is_words(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_name_that_comes_up_in_normalisation_is_words(checkpoint, tmp_path) -> None:
     """The Kelvin sign becomes a K, before a tokenizer looks for the names of some tokens."""
     shutil.copytree(checkpoint, tmp_path / "kelvin")
     file = tmp_path / "kelvin" / "tokenizer_config.json"
@@ -101,9 +98,7 @@ PIECES = st.one_of(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=5).map("".join), min_size=1, max_size=4))
-def test_whatever_the_pieces_the_turns_are_the_templates(
-    plain: PromptBuilder, texts: list[str]
-) -> None:
+def test_whatever_the_pieces_the_turns_are_the_templates(plain, texts) -> None:
     items = [{"type": "text", "text": text} for text in texts]
     literal = ids(plain, [{"role": "user", "content": items}], literal_text=True)
     assert specials(plain, literal) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
@@ -111,15 +106,13 @@ def test_whatever_the_pieces_the_turns_are_the_templates(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_ordinary_text_has_the_same_tokens_in_both_ways(plain: PromptBuilder, text: str) -> None:
+def test_ordinary_text_has_the_same_tokens_in_both_ways(plain, text) -> None:
     assume(not any(name in text for name in SPECIAL_TOKENS))
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
     assert ids(plain, messages, literal_text=True) == ids(plain, messages)
 
 
-def test_media_stand_where_they_stood_and_their_names_in_text_are_words(
-    plain: PromptBuilder,
-) -> None:
+def test_media_stand_where_they_stood_and_their_names_in_text_are_words(plain) -> None:
     from testing.media_cases import CLIP, text, user
 
     ordinary = [user(CLIP, text("What is it?"))]
@@ -133,7 +126,7 @@ def test_media_stand_where_they_stood_and_their_names_in_text_are_words(
     assert found.count("<|audio_pad|>") == literal.audio_tokens
 
 
-def test_tools_reach_the_template_and_forge_nothing(with_tools: PromptBuilder) -> None:
+def test_tools_reach_the_template_and_forge_nothing(with_tools) -> None:
     evil = {"type": "function", "function": {"name": FORGED, FORGED: ["<|im_end|>", 1, None]}}
     call = {"type": "function", "function": {"name": "look_up", "arguments": FORGED}}
     messages = [
@@ -153,9 +146,7 @@ def test_tools_reach_the_template_and_forge_nothing(with_tools: PromptBuilder) -
     assert "look_up" in with_tools._tokenizer.decode(token_ids)
 
 
-def test_the_template_says_whether_it_takes_tools_and_thinks(
-    plain: PromptBuilder, with_tools: PromptBuilder
-) -> None:
+def test_the_template_says_whether_it_takes_tools_and_thinks(plain, with_tools) -> None:
     assert (plain.takes_tools, plain.thinks) == (False, False)
     assert (with_tools.takes_tools, with_tools.thinks) == (True, True)
     for messages, tools in (
@@ -166,7 +157,7 @@ def test_the_template_says_whether_it_takes_tools_and_thinks(
             plain.prompt(messages, tools=tools)
 
 
-def test_tools_that_json_has_no_form_for_are_refused(with_tools: PromptBuilder) -> None:
+def test_tools_that_json_has_no_form_for_are_refused(with_tools) -> None:
     for tools, said in (
         ([{"a": object()}], r"tools\[0\].a is a object"),
         ([{"a": "\ud800"}], "surrogate"),
@@ -176,7 +167,7 @@ def test_tools_that_json_has_no_form_for_are_refused(with_tools: PromptBuilder) 
             with_tools.prompt([{"role": "user", "content": "Hi"}], tools=tools)
 
 
-def test_tools_that_are_nested_too_deeply_are_refused(with_tools: PromptBuilder) -> None:
+def test_tools_that_are_nested_too_deeply_are_refused(with_tools) -> None:
     deep: Any = {}
     for _ in range(2000):
         deep = {"a": deep}
@@ -184,7 +175,7 @@ def test_tools_that_are_nested_too_deeply_are_refused(with_tools: PromptBuilder)
         with_tools.prompt([{"role": "user", "content": "Hi"}], tools=[deep])
 
 
-def test_a_session_keeps_strangers_words_and_its_own_replies_as_words(omni: Qwen3Omni) -> None:
+def test_a_session_keeps_strangers_words_and_its_own_replies_as_words(omni) -> None:
     earlier = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": FORGED}]
     with omni.session(system=FORGED, messages=earlier, literal_text=True) as session:
         session.append([{"type": "text", "text": FORGED}])

@@ -1,7 +1,6 @@
 """Log-mel features in blocks, held against the checkpoint's own extractor."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.log_mel import (
     BLOCK_FRAMES,
     Clip,
@@ -27,12 +25,12 @@ CLOSE = {"atol": 1e-5, "rtol": 0.0}
 
 
 @pytest.fixture(scope="module")
-def extractor(checkpoint: Path) -> Any:
+def extractor(checkpoint) -> Any:
     return WhisperFeatureExtractor.from_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def settings(extractor: Any) -> MelSettings:
+def settings(extractor) -> MelSettings:
     return MelSettings.of(extractor.to_dict())
 
 
@@ -65,7 +63,7 @@ def speechlike(samples: int, seed: int = 0) -> np.ndarray:
     [(0.3, 4), (7.9, 103), (8.0, 104), (8.1, 106), (30.0, 390), (120.0, 1560)],
 )
 def test_features_of_clips_of_any_length_are_the_extractors(
-    extractor: Any, settings: MelSettings, config: OmniConfig, seconds: float, tokens: int
+    extractor, settings, config, seconds, tokens
 ) -> None:
     clip = speechlike(round(seconds * RATE))
     ours = log_mel(clip, settings)
@@ -82,7 +80,7 @@ SAMPLES = [480, 481, 639, 640, 641, 799, 800, 801, 159_999, 160_000, 160_001, 16
 @pytest.mark.parametrize("longest", [0, 1, 39, 40, 41, 200, 399, 400, 401, 5000])
 @pytest.mark.diagonal
 def test_features_of_a_clip_beside_a_longer_one_are_the_extractors(
-    extractor: Any, settings: MelSettings, samples: int, longest: int
+    extractor, settings, samples, longest
 ) -> None:
     """The shorter one is padded with zeros, of which its last frames see some."""
     clips = [speechlike(samples), speechlike(samples + longest, seed=3)]
@@ -94,9 +92,7 @@ def test_features_of_a_clip_beside_a_longer_one_are_the_extractors(
 @pytest.mark.parametrize("samples", [16_000, 16_159])
 @pytest.mark.parametrize("at", [0, 100, 8000, -1])
 @pytest.mark.parametrize("longest", [0, 16_080, 17_000])
-def test_the_peak_may_lie_at_either_end(
-    extractor: Any, settings: MelSettings, samples: int, at: int, longest: int
-) -> None:
+def test_the_peak_may_lie_at_either_end(extractor, settings, samples, at, longest) -> None:
     """Even in a frame that begins after the clip, and is none of its own: the last of 16,159
     samples is 158 after the middle of the clip's last frame, and 2 before that of the next."""
     click = speechlike(samples) * 1e-3
@@ -107,7 +103,7 @@ def test_the_peak_may_lie_at_either_end(
 
 
 @pytest.mark.parametrize("kind", ["silent", "clipped"])
-def test_silence_and_clipped_sound(extractor: Any, settings: MelSettings, kind: str) -> None:
+def test_silence_and_clipped_sound(extractor, settings, kind) -> None:
     clip = np.sign(speechlike(20_000)) if kind == "clipped" else np.zeros(20_000, np.float32)
     ours = log_mel(clip, settings)
     torch.testing.assert_close(ours, theirs(extractor, [clip])[0], **CLOSE)
@@ -116,7 +112,7 @@ def test_silence_and_clipped_sound(extractor: Any, settings: MelSettings, kind: 
 
 
 @pytest.mark.parametrize("block", [1, 159, 160, 161, 400, 7777, 10**6])
-def test_frames_are_the_same_whatever_the_blocks(settings: MelSettings, block: int) -> None:
+def test_frames_are_the_same_whatever_the_blocks(settings, block) -> None:
     clip = speechlike(33_333)
     stream = LogMelStream(settings)
     pieces, peaks, done = [], [stream.peak], 0
@@ -136,7 +132,7 @@ def test_frames_are_the_same_whatever_the_blocks(settings: MelSettings, block: i
 
 
 @pytest.mark.parametrize("frames", [3, 99, 199, 201, 203, 399, 407])
-def test_frames_are_the_same_however_many_follow(settings: MelSettings, frames: int) -> None:
+def test_frames_are_the_same_however_many_follow(settings, frames) -> None:
     """To the bit: a frame that is computed again where the clip goes on is the same."""
     clip = speechlike(100_000)
     early, late = LogMelStream(settings), LogMelStream(settings)
@@ -147,7 +143,7 @@ def test_frames_are_the_same_however_many_follow(settings: MelSettings, frames: 
     assert torch.equal(found[0][:, :complete], found[1][:, :complete])
 
 
-def test_a_very_short_clip_beside_a_longer_one(extractor: Any, settings: MelSettings) -> None:
+def test_a_very_short_clip_beside_a_longer_one(extractor, settings) -> None:
     for samples in (0, 3, 200):
         stream = LogMelStream(settings)
         clip = speechlike(samples)
@@ -157,14 +153,14 @@ def test_a_very_short_clip_beside_a_longer_one(extractor: Any, settings: MelSett
         torch.testing.assert_close(scaled(raw, peak), expected, **CLOSE)
 
 
-def test_too_few_samples_are_refused(settings: MelSettings) -> None:
+def test_too_few_samples_are_refused(settings) -> None:
     with pytest.raises(AudioError, match="200 samples are too few for features; 201 is the least"):
         log_mel(speechlike(200), settings)
     assert log_mel(speechlike(201), settings).shape == (128, 1)
     assert features([]) == []
 
 
-def test_features_made_otherwise_are_refused(extractor: Any) -> None:
+def test_features_made_otherwise_are_refused(extractor) -> None:
     for name, value, said in (
         ("dither", 0.1, "dither 0.1; 0.0 alone is served"),
         ("padding_value", 1.0, "padding_value 1.0"),
@@ -178,7 +174,7 @@ def test_features_made_otherwise_are_refused(extractor: Any) -> None:
             MelSettings.of(other.to_dict())
 
 
-def test_parameters_are_the_extractors(extractor: Any) -> None:
+def test_parameters_are_the_extractors(extractor) -> None:
     """Another window, another hop, other bands: nothing is the released checkpoint's by heart."""
     other = WhisperFeatureExtractor(feature_size=40, n_fft=512, hop_length=128)
     clips = [speechlike(9000), speechlike(4321)]

@@ -27,7 +27,7 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory) -> dict[str, Path]:
     """A file of each kind, in a folder and with a name that a URL must escape."""
     folder = tmp_path_factory.mktemp("folder") / "50% größer, #1?"
     folder.mkdir()
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def test_every_string_of_a_file_gives_what_its_path_gives(files: dict[str, Path]) -> None:
+def test_every_string_of_a_file_gives_what_its_path_gives(files) -> None:
     for kind in KINDS:
         file, load = files[kind], LOADERS[kind]
         expected = load(file)
@@ -55,7 +55,7 @@ def test_every_string_of_a_file_gives_what_its_path_gives(files: dict[str, Path]
             assert np.array_equal(load(value), expected), value[:100]
 
 
-def test_bytes_of_a_name_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_bytes_of_a_name_that_are_not_utf_8(tmp_path) -> None:
     name = os.fsencode(tmp_path) + b"/\xff.png"
     Path(os.fsdecode(name)).write_bytes(b"")
     with pytest.raises(InputError, match="is empty: 0 bytes"):

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from testing.metrics import ChunkArrival, RequestEvents, TextArrival, request_metrics
 from testing.observed import Recorder
@@ -72,7 +71,7 @@ TOOK = {
 }
 
 
-def test_a_watched_request_is_the_same_and_each_call_for_it_is_noted(config: OmniConfig) -> None:
+def test_a_watched_request_is_the_same_and_each_call_for_it_is_noted(config) -> None:
     simulation = Simulation(config, TIMES, Sizes(slots=2))
     simulation.pipeline.close()
     recorder = Recorder(simulation.clock.now)

@@ -113,7 +113,7 @@ def is_known(found: Found) -> bool:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_every_name_in_prose_exists(scope: str) -> None:
+def test_every_name_in_prose_exists(scope) -> None:
     files = list(files_of(scope))
     assert files
     missing = [found for file in files for found in unresolved(file) if not is_known(found)]
@@ -160,7 +160,7 @@ def test_a_name_of_nothing_is_reported() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(CODE_FOLDERS))
-def test_no_docstring_begins_in_the_middle_of_a_sentence(folder: str) -> None:
+def test_no_docstring_begins_in_the_middle_of_a_sentence(folder) -> None:
     wrong = [
         f"{name}:{line}: {text.splitlines()[0]}"
         for name, tree in index().sources.items()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.cpu.eager import EagerPredictor
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
@@ -37,7 +36,7 @@ def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
 
 
 @pytest.fixture(scope="module")
-def cpu(models: Models) -> EagerPredictor:
+def cpu(models) -> EagerPredictor:
     assert models.code_predictor is not None
     return EagerPredictor(models.code_predictor)
 
@@ -56,9 +55,7 @@ def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
 
 
 @torch.inference_mode()
-def test_frames_sampled_each_in_its_own_way_are_the_cpus(
-    checkpoint: Path, config: OmniConfig, cpu: EagerPredictor
-) -> None:
+def test_frames_sampled_each_in_its_own_way_are_the_cpus(checkpoint, config, cpu) -> None:
     for how in (
         [GREEDY],
         [sampled(1, 50, 0.8)],
@@ -78,9 +75,7 @@ def test_frames_sampled_each_in_its_own_way_are_the_cpus(
         torch.testing.assert_close((codes, feedback), predicted(cpu, hidden, code0, how), **CLOSE)
 
 
-def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
-    checkpoint: Path, config: OmniConfig
-) -> None:
+def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(checkpoint, config) -> None:
     part = part_of(checkpoint, config, "code_predictor")
     neuron, hidden = NeuronPredictor(part, 64), torch.zeros(2, config.talker.text.hidden_size)
     with pytest.raises(BucketError, match=r"is 60, .* at most 50 codes"):
@@ -92,7 +87,7 @@ def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
 
 
 def test_the_table_of_text_rows_is_the_projection_of_every_token(
-    checkpoint: Path, config: OmniConfig, models: Models
+    checkpoint, config, models
 ) -> None:
     """More rows than are projected at once, and no multiple of any batch."""
     part = part_of(checkpoint, config, "text_projection")
@@ -106,9 +101,7 @@ def test_the_table_of_text_rows_is_the_projection_of_every_token(
 
 
 @torch.inference_mode()
-def test_clips_of_any_length_are_encoded_as_on_the_cpu(
-    checkpoint: Path, config: OmniConfig, models: Models
-) -> None:
+def test_clips_of_any_length_are_encoded_as_on_the_cpu(checkpoint, config, models) -> None:
     """One window to seven, at the width of a clip shorter than a second too."""
     for seconds in ((0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)):
         part, c = part_of(checkpoint, config, "audio_encoder"), config.thinker.audio
@@ -119,9 +112,7 @@ def test_clips_of_any_length_are_encoded_as_on_the_cpu(
 
 
 @torch.inference_mode()
-def test_pictures_are_encoded_in_the_least_bucket_as_on_the_cpu(
-    checkpoint: Path, config: OmniConfig, models: Models
-) -> None:
+def test_pictures_are_encoded_in_the_least_bucket_as_on_the_cpu(checkpoint, config, models) -> None:
     part, c = part_of(checkpoint, config, "vision_encoder"), config.thinker.vision
     assert models.vision_encoder is not None
     pictures = [

@@ -68,14 +68,14 @@ def test_arguments_and_options_are_the_same() -> None:
     assert {name for name in request if name.startswith(("talker_", "predictor_"))} < set(speech)
 
 
-def test_a_wrong_name_is_refused_with_the_likely_one(checkpoint: Path) -> None:
+def test_a_wrong_name_is_refused_with_the_likely_one(checkpoint) -> None:
     with pytest.raises(OptionError, match="unknown option 'thinker_top_k'"):
         RequestOptions.parse({"thinker_top_k": 3}, SpeechArguments)
     with pytest.raises(OptionError, match=r"unknown option 'dtpye'\. Did you mean dtype\?"):
         Qwen3Omni.load(checkpoint, dtpye="auto")  # type: ignore[call-arg]
 
 
-def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
+def test_a_type_checker_sees_wrong_names_and_types(tmp_path) -> None:
     config, calls = tmp_path / "mypy.ini", tmp_path / "calls.py"
     config.write_text(MYPY, encoding="utf-8")
     calls.write_text(CALLS.replace('stream("",', "stream([],"), encoding="utf-8")

@@ -17,13 +17,13 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 @pytest.fixture(scope="module", params=["tiny", again("small")])
-def outlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outlier(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return write_tiny_checkpoint(folder, size=request.param, outlier=True)
 
 
 @torch.inference_mode()
-def test_activations_are_as_published(outlier: Path) -> None:
+def test_activations_are_as_published(outlier) -> None:
     models = talker_models(outlier)
     predictor = models.code_predictor
     assert predictor is not None
@@ -55,7 +55,7 @@ def test_activations_are_as_published(outlier: Path) -> None:
 
 
 def test_bfloat16_weights_in_float32_keep_the_codes_and_bfloat16_throughout_does_not(
-    outlier: Path,
+    outlier,
 ) -> None:
     wide, stored = (talker_models(outlier, kind) for kind in (torch.float32, torch.bfloat16))
     assert wide.code_predictor is not None and stored.code_predictor is not None
@@ -68,7 +68,7 @@ def test_bfloat16_weights_in_float32_keep_the_codes_and_bfloat16_throughout_does
 
 
 def test_only_talker_and_code_predictor_differ_and_the_same_seed_gives_the_same_bytes(
-    tmp_path: Path, checkpoint: Path
+    tmp_path, checkpoint
 ) -> None:
     ours, again = (write_tiny_checkpoint(tmp_path / n, outlier=True) for n in ("ours", "again"))
     for file in ours.iterdir():

@@ -54,30 +54,30 @@ PLAN = replace(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory) -> Path:
     return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
 
 
 @pytest.fixture(scope="module")
-def config(checkpoint: Path) -> OmniConfig:
+def config(checkpoint) -> OmniConfig:
     return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def double(checkpoint: Path, config: OmniConfig) -> Models:
+def double(checkpoint, config) -> Models:
     weights = load_models(Checkpoint(checkpoint), config, torch.float64)
     return with_weights(static_models(config, torch.float64), weights)
 
 
 @pytest.fixture(scope="module")
-def int8(checkpoint: Path, config: OmniConfig) -> Models:
+def int8(checkpoint, config) -> Models:
     """float64 but for the thinker's experts."""
     weights = load_models(Checkpoint(checkpoint), config, torch.float64)
     return int8_models(config, weights, torch.float64)
 
 
 @pytest.fixture(scope="module")
-def graphs(config: OmniConfig) -> list[Graph]:
+def graphs(config) -> list[Graph]:
     return list(all_graphs(config, PLAN))
 
 
@@ -140,9 +140,7 @@ def of_heads(state: Tensor, c: Code2WavConfig, heads: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize("tp", TP)
 @pytest.mark.parametrize("part", [*PARTS, INT8])
 @torch.no_grad()
-def test_every_graph_over_ranks_is_the_graph(
-    graphs: list[Graph], double: Models, int8: Models, config: OmniConfig, part: str, tp: int
-) -> None:
+def test_every_graph_over_ranks_is_the_graph(graphs, double, int8, config, part, tp) -> None:
     """Outputs and new state, at every rank."""
     plain, ranks = getattr(int8 if part == INT8 else double, part.partition(" ")[0]), Ranks(tp)
     modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
@@ -184,7 +182,7 @@ def test_heads_of_the_released_model() -> None:
 
 @pytest.mark.parametrize("part", [*PARTS, INT8])
 @pytest.mark.parametrize("tp", [1, again(8)])
-def test_no_graph_transposes_a_parameter(config: OmniConfig, part: str, tp: int) -> None:
+def test_no_graph_transposes_a_parameter(config, part, tp) -> None:
     name, plan = part.partition(" ")[0], replace(TINY_PLAN, tp=Degrees.same(tp))
     module, plain = (
         getattr(static_models(config, torch.float32, part == INT8), name) for _ in range(2)
@@ -197,9 +195,7 @@ def test_no_graph_transposes_a_parameter(config: OmniConfig, part: str, tp: int)
         assert any(graph_cost(graph, plain).transposed_bytes for graph in graphs), "without ranks"
 
 
-def test_nothing_is_whole_at_every_rank_but_what_is_said_to_be(
-    config: OmniConfig, double: Models
-) -> None:
+def test_nothing_is_whole_at_every_rank_but_what_is_said_to_be(config, double) -> None:
     """A matrix without a rule would be whole at every rank: equal, and slow."""
     whole = ("embedding", "norm", "router", "shared.gate", "conv", "units", "depthwise")
     for part in PARTS:

@@ -45,7 +45,7 @@ TIMINGS = {
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 @pytest.mark.diagonal
 def test_streaming_says_what_one_stage_after_the_other_says(
-    simulate: Simulate, times: Times, tokens: int, shares_cores: bool
+    simulate, times, tokens, shares_cores
 ) -> None:
     """Whenever the text ends, and whichever stage waits for which."""
     simulation = simulate(times, shares_cores=shares_cores)
@@ -56,7 +56,7 @@ def test_streaming_says_what_one_stage_after_the_other_says(
     simulation.assert_idle()
 
 
-def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
+def test_speech_that_ends_by_itself_stops_there(simulate) -> None:
     simulation = simulate(frames=11)
     result = finish(simulation.start(TOKENS, 100))
     simulation.assert_right(result, TOKENS, 11)
@@ -64,9 +64,7 @@ def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 6, 7])
-def test_a_text_that_its_limit_cuts_is_spoken_to_its_last_token(
-    simulate: Simulate, limit: int
-) -> None:
+def test_a_text_that_its_limit_cuts_is_spoken_to_its_last_token(simulate, limit) -> None:
     simulation = simulate(TIMINGS["thinker slower"])
     result = finish(simulation.start(TOKENS, 12, thinker_limit=limit))
     assert result.token_ids == TOKENS[:limit]
@@ -75,7 +73,7 @@ def test_a_text_that_its_limit_cuts_is_spoken_to_its_last_token(
     assert result.codes.tolist() == [codes.tolist() for codes in expected]
 
 
-def test_replies_end_where_the_caches_do(simulate: Simulate) -> None:
+def test_replies_end_where_the_caches_do(simulate) -> None:
     """The thinker's prompt of 7 leaves 5 positions of 12. The talker's of 7 + 9 rows leaves 4 of
     20, so 5 codec tokens, the last of which gets no frame."""
     text = finish(simulate(sizes=Sizes(context_length=12)).start(TOKENS, speak=False))
@@ -87,7 +85,7 @@ def test_replies_end_where_the_caches_do(simulate: Simulate) -> None:
     assert speech.talker_finish_reason == "length"
 
 
-def test_a_text_that_nobody_reads_is_bounded(simulate: Simulate) -> None:
+def test_a_text_that_nobody_reads_is_bounded(simulate) -> None:
     simulation = simulate(Times(thinker_step_s=0.01))
     tokens = [n % 300 for n in range(3000)]
     stream = simulation.start(tokens, speak=False, thinker_limit=4000)
@@ -97,9 +95,7 @@ def test_a_text_that_nobody_reads_is_bounded(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("speak", [False, True])
-def test_a_text_with_stop_strings_goes_on_when_its_caller_reads_again(
-    simulate: Simulate, speak: bool
-) -> None:
+def test_a_text_with_stop_strings_goes_on_when_its_caller_reads_again(simulate, speak) -> None:
     """The thinker waits for room for many tokens, and goes on when there is room for so many."""
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.01, 0.01))
     tokens = [number % 300 for number in range(1100)]
@@ -111,7 +107,7 @@ def test_a_text_with_stop_strings_goes_on_when_its_caller_reads_again(
     assert simulation.clock.now() - begin_s < 10
 
 
-def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
+def test_an_empty_reply_is_no_speech(simulate) -> None:
     simulation = simulate()
     result = finish(simulation.start([], 5))
     assert result.token_ids == [EOS]
@@ -120,9 +116,7 @@ def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
     simulation.assert_idle()
 
 
-def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
-    simulate: Simulate,
-) -> None:
+def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(simulate) -> None:
     """An incomplete character is handed out when the text ends."""
     simulation = simulate(Times(talker_step_s=0.05))
     half = simulation.start(TOKENS, 30, decode_text=lambda ids: "\ufffd" * len(ids))
@@ -132,9 +126,7 @@ def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
 
 
 @pytest.mark.parametrize(("sizes", "frames"), [((1, 4), 1), ((2,), 2), ((8, 25), 8)])
-def test_time_to_first_sample_is_these_calls_and_nothing_else(
-    simulate: Simulate, sizes: tuple[int, ...], frames: int
-) -> None:
+def test_time_to_first_sample_is_these_calls_and_nothing_else(simulate, sizes, frames) -> None:
     """Thinker prefill, talker prefill, the first frames, one call of the vocoder."""
     times = Times(0.5, 0.01, 0.3, 0.1, 0.02, 0.03, 0.015)
     simulation = simulate(times)
@@ -144,7 +136,7 @@ def test_time_to_first_sample_is_these_calls_and_nothing_else(
     assert result.timings.ttfb_s == pytest.approx(expected_s)
 
 
-def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
+def test_a_fixed_schedule_is_kept_to(simulate) -> None:
     simulation = simulate(Times(talker_step_s=0.05))
     stream = simulation.start(TOKENS, 30, chunk_frames=(1, 2, 8))
     chunks = [event for event in stream if isinstance(event, AudioChunk)]
@@ -158,7 +150,7 @@ def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
     [(0, 0.11, 0.0, 8), (0, 0.09, 0.0, 4), (0, 0.11, 0.02, 4), (2, 0.09, 0.0, 8), (0, 0.0, 0.1, 1)],
 )
 def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
-    pending: int, buffered_s: float, call_s: float, frames: int
+    pending, buffered_s, call_s, frames
 ) -> None:
     """Frames of 10 ms, a quarter more than they take, and the vocoder's own call."""
     schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
@@ -170,9 +162,7 @@ def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
     [(0.1, 0.0, "talker"), (0.02, 0.2, "vocoder"), (0.06, 0.01, None)],
     ids=["talker", "vocoder", "none"],
 )
-def test_the_stage_that_is_slower_than_speech_is_named(
-    simulate: Simulate, frame_s: float, vocoder_s: float, slow: str | None
-) -> None:
+def test_the_stage_that_is_slower_than_speech_is_named(simulate, frame_s, vocoder_s, slow) -> None:
     """The prompt's prefill does not count, however long it takes."""
     simulation = simulate(Times(9.0, 0.005, 0, 0.05, frame_s, 0, vocoder_s))
     result = finish(simulation.start(TOKENS, 60, chunk_frames=(1,)))
@@ -183,7 +173,7 @@ def test_the_stage_that_is_slower_than_speech_is_named(
     assert timings.speech_s["thinker"] < 1
 
 
-def test_a_caller_may_hear_the_first_chunk_early(simulate: Simulate) -> None:
+def test_a_caller_may_hear_the_first_chunk_early(simulate) -> None:
     """On a machine slower than speech the player stops between chunks; its samples are the same."""
     simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.1, 0, 0.05))
     finish(simulation.start(TOKENS, 60))
@@ -199,9 +189,7 @@ def test_a_caller_may_hear_the_first_chunk_early(simulate: Simulate) -> None:
 @pytest.mark.parametrize("vocoder_ms", [1, 10, 30, 50])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
 @pytest.mark.diagonal
-def test_a_player_never_runs_dry_while_frames_come_in_time(
-    simulate: Simulate, frame_ms: int, vocoder_ms: int
-) -> None:
+def test_a_player_never_runs_dry_while_frames_come_in_time(simulate, frame_ms, vocoder_ms) -> None:
     """The first request does not know the pace; the second one does, and may start earlier."""
     times = Times(0.1, 0.005, 0, 0.05, frame_ms / 2000, frame_ms / 2000, vocoder_ms / 1000)
     simulation = simulate(times)
@@ -211,9 +199,7 @@ def test_a_player_never_runs_dry_while_frames_come_in_time(
         assert len(reply.result.codes) == 150
 
 
-def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
-    simulate: Simulate,
-) -> None:
+def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(simulate) -> None:
     simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.01, 0.01, 0.005))
     chunks = [
         [event.frames for event in simulation.start(TOKENS, 120) if isinstance(event, AudioChunk)]
@@ -225,7 +211,7 @@ def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
     assert sum(chunks[1]) == 120
 
 
-def test_a_talker_that_waits_for_text_does_not_move(simulate: Simulate) -> None:
+def test_a_talker_that_waits_for_text_does_not_move(simulate) -> None:
     """No step, no code predictor, no frame while the thinker stalls; then on from there."""
     simulation = simulate(TIMINGS["thinker stalls early"])
     result = finish(simulation.start(TOKENS, 12))
@@ -235,7 +221,7 @@ def test_a_talker_that_waits_for_text_does_not_move(simulate: Simulate) -> None:
     simulation.assert_right(result, TOKENS, 12)
 
 
-def test_requests_are_stepped_as_one_batch(simulate: Simulate) -> None:
+def test_requests_are_stepped_as_one_batch(simulate) -> None:
     simulation = simulate(Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.01))
     prompts = [[n, n + 1, n + 2, *TOKENS] for n in range(4)]
     streams = [simulation.start(tokens, 40) for tokens in prompts]
@@ -246,7 +232,7 @@ def test_requests_are_stepped_as_one_batch(simulate: Simulate) -> None:
     assert len(simulation.called("talker.predict")) < 4 * 40 / 2
 
 
-def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate: Simulate) -> None:
+def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate) -> None:
     """A first frame, then the prompt of another request and its first frame, then others' steps."""
     # A prompt takes as long as its number of rows says, and a frame of the talker 0.1 s.
     times = Times(lambda rows: 0.01 * rows, 0.001, 0.02, 0.005, 0.05, 0.05, 0.001)
@@ -271,7 +257,7 @@ def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate: Simul
     ]
 
 
-def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate: Simulate) -> None:
+def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate) -> None:
     simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))
     listening = [simulation.start(TOKENS, 4000, chunk_frames=(1, size)) for size in (8, 16)]
     simulation.clock.sleep(5.25)  # the vocoder is in a call, and all sizes are due after it
@@ -282,7 +268,7 @@ def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate: Simul
     assert vocoder[-1].name == "vocoder.start" and vocoder[-1].slots == (starting.slot,)
 
 
-def test_streams_are_decoded_together_while_that_saves_time(simulate: Simulate) -> None:
+def test_streams_are_decoded_together_while_that_saves_time(simulate) -> None:
     """Four chunks of 8 frames come together; a call takes 16 frames, of who runs dry first."""
     times = Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.1)
     simulation = simulate(times, Sizes(slots=4, frames_at_once=16))
@@ -294,7 +280,7 @@ def test_streams_are_decoded_together_while_that_saves_time(simulate: Simulate) 
     assert max(call.size for call in simulation.called("vocoder.step")) == 16
 
 
-def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -> None:
+def test_more_requests_than_slots_wait_in_order_and_say_so(simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), frames=3, max_queued=3)
     streams = [simulation.start([n, *TOKENS]) for n in range(4)]
     with pytest.raises(BusyError, match="all 1 slots are in use, and 3 requests wait"):
@@ -307,7 +293,7 @@ def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -
     simulation.assert_idle()
 
 
-def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simulate) -> None:
+def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), max_queued=1)
     first = simulation.start(TOKENS)
     simulation.start(TOKENS).close()
@@ -319,7 +305,7 @@ def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simula
     simulation.assert_idle()
 
 
-def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simulate) -> None:
+def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate) -> None:
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
     slow = simulation.start(TOKENS, 600, chunk_frames=(1,))
     tokens = [n % 300 for n in range(600)]

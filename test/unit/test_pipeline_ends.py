@@ -20,9 +20,7 @@ TOKENS = [5, 0, 17, 17, 30, 8, 91]
 
 @pytest.mark.parametrize("events", [0, 1, 4, 9, 15])
 @pytest.mark.parametrize("how", ["close", "cancel", "with", "drop"])
-def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(
-    simulate: Simulate, events: int, how: str
-) -> None:
+def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(simulate, events, how) -> None:
     times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
     simulation = simulate(times, Sizes(slots=2))
     other = simulation.start(TOKENS, 100)
@@ -46,9 +44,7 @@ def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(
     simulation.assert_idle()
 
 
-def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
-    simulate: Simulate,
-) -> None:
+def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(simulate) -> None:
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
     stream = simulation.start(TOKENS, 4000, chunk_frames=(1,))
     simulation.clock.sleep(20.0)
@@ -57,9 +53,7 @@ def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
     simulation.assert_idle()
 
 
-def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(
-    simulate: Simulate,
-) -> None:
+def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(simulate) -> None:
     """Nor does a reply of several pieces go on with the next one."""
 
     def decode(ids: list[int]) -> str:
@@ -78,7 +72,7 @@ def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(
     simulation.assert_idle()
 
 
-def test_dropping_a_stream_waits_for_no_lock(simulate: Simulate) -> None:
+def test_dropping_a_stream_waits_for_no_lock(simulate) -> None:
     """A thread that collects garbage may hold a lock for which the lock's holder waits."""
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.02, 0.01))
     streams = [simulation.start(TOKENS, 100)]
@@ -125,7 +119,7 @@ CALLS = [
 @pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 @pytest.mark.diagonal
 def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
-    simulate: Simulate, name: str, at: int, shares_cores: bool
+    simulate, name, at, shares_cores
 ) -> None:
     """Calls for several slots at once, too: the one at fault is found."""
     times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
@@ -157,7 +151,7 @@ def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: str) -> None:
+def test_a_stall_is_late_for_whoever_has_a_deadline(simulate, name) -> None:
     """One second after the last thing heard, not when the stall is over."""
     simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
     stalled_s: list[float] = []
@@ -184,16 +178,14 @@ def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: st
     [Times(0.1, 0.01, 0.01, 0.05, 0.05, 0.05, 0.01), Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.6)],
     ids=["the talker long after the text", "the vocoder long after the talker"],
 )
-def test_a_request_that_goes_on_is_never_late(simulate: Simulate, times: Times) -> None:
+def test_a_request_that_goes_on_is_never_late(simulate, times) -> None:
     """Each stage's last sign of life is old when the next one is still at work."""
     simulation = simulate(times)
     result = finish(simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=1.0))
     simulation.assert_right(result, TOKENS, 40)
 
 
-def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
-    simulate: Simulate,
-) -> None:
+def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(simulate) -> None:
     simulation = simulate()
     broken = simulation.start(TOKENS)
     broken._live.frame_times = None  # type: ignore[assignment]
@@ -208,7 +200,7 @@ class StrayError(BaseException):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_others(
-    simulate: Simulate, name: str
+    simulate, name
 ) -> None:
     """Running, queued or asked for later; nobody waits for what no thread will do."""
     times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
@@ -249,7 +241,7 @@ def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_other
     assert not any(one.thread.is_alive() for one in simulation.pipeline._stages)
 
 
-def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:
+def test_closing_ends_what_runs_and_what_waits(simulate) -> None:
     simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
     running, queued = simulation.start(TOKENS, 500), simulation.start(TOKENS)
     assert isinstance(next(running), TextDelta)

@@ -13,7 +13,6 @@ from qwen3_omni_neuron.compilation.plan import MODELS, models_of
 from qwen3_omni_neuron.cpu.slots import CpuSlots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from testing.released import RELEASED
@@ -57,7 +56,7 @@ def test_auto_keeps_the_checkpoints_weights() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_settings_make_the_same_plan_again(target: str) -> None:
+def test_settings_make_the_same_plan_again(target) -> None:
     sizes = {} if target == "cpu" else {"prompt_buckets": (100, 300)}
     plan = plan_of(MODEL, RELEASED, target, **sizes, max_concurrency=3)
     whole = (8192,) if target == "neuron" else ()  # a prompt that is not computed in chunks
@@ -66,14 +65,14 @@ def test_settings_make_the_same_plan_again(target: str) -> None:
 
 
 @pytest.mark.parametrize("context_length", [64, 300, 512])
-def test_chunks_of_a_prefill_fit_a_short_context(context_length: int) -> None:
+def test_chunks_of_a_prefill_fit_a_short_context(context_length) -> None:
     plan = plan_of(MODEL, RELEASED, "torchneuron", context_length=context_length)
     assert plan.prompt_buckets == tuple(sorted({min(128, context_length), context_length}))
     assert plan_of(MODEL, RELEASED, **plan.settings) == plan
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_command_makes_the_same_plan_again(target: str) -> None:
+def test_the_command_makes_the_same_plan_again(target) -> None:
     parser = ArgumentParser()
     verb.add_compile(parser)
     sizes = {} if target == "cpu" else {"prompt_buckets": (100,)}
@@ -91,7 +90,7 @@ def test_every_setting_is_one_of_some_model() -> None:
         assert seen == plan.settings.keys() and plan.compact == (plan.target == "cpu")
 
 
-def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:
+def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config) -> None:
     mute = replace(config, talker=None, code2wav=None)
     plan = plan_of(MODEL, mute)
     assert models_of(mute) == ("thinker", "vision", "audio")

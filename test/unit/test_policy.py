@@ -31,9 +31,7 @@ def port() -> StageProfile:
     return StageProfile.load(PROFILES / "port-167.json")
 
 
-def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
-    port: StageProfile,
-) -> None:
+def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(port) -> None:
     """711 ms once the pace is known; 739 where it is not, and 747 to 785 where text runs ahead."""
     load = [replace(one, frames=16) for one in make_load(12, seed=0)]
     shared = case(port, OURS, "shared", 1, load)
@@ -49,7 +47,7 @@ def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
     [(1, 1, 0.03, [0, 2]), (2, 2, 0.03, [1, 4]), (1, 16, 0.001, [0, 81])],
 )
 def test_the_thinker_makes_the_tokens_of_the_first_chunk_and_no_others(
-    simulate: Simulate, first: int, second: int, frame_s: float, steps: list[int]
+    simulate, first, second, frame_s, steps
 ) -> None:
     """Until the second chunk it is one token ahead, or many where frames are fast."""
     times = Times(0.1, 0.0001, 0.01, 0.05, frame_s / 2, frame_s / 2, 0.03)
@@ -146,7 +144,7 @@ def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores() -> None
     ("prefill_s", "together", "in_talker"), [(0.0045, 4, 5), (0.009, 2, 2), (0.5, 1, 1)]
 )
 def test_short_prompts_are_computed_without_a_step_between(
-    simulate: Simulate, prefill_s: float, together: int, in_talker: int
+    simulate, prefill_s, together, in_talker
 ) -> None:
     """The talker completes one more, that of a request which it has just prepared."""
     times = Times(lambda rows: prefill_s * rows / 8, 0.05, 0.05, 0.001, 0.001, 0.001, 0.001)
@@ -195,7 +193,7 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter() -> None:
         assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
 
 
-def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
+def test_talker_and_vocoder_are_the_starters_alone(simulate) -> None:
     """From shortly before its prefill ends to its first chunk; the listeners go on after it."""
     times = Times(0.05, 0.001, 0.001, 0.01, 0.009, 0.009, 0.03)
     simulation = simulate(times, shares_cores=True)
@@ -236,9 +234,7 @@ def test_a_piece_is_prefilled_where_nobody_waits() -> None:
         assert policy(True, *running).is_pause(ROWS) == may
 
 
-def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(
-    simulate: Simulate,
-) -> None:
+def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=4), frames=3)
     many = [simulation.start([n, *TOKENS], owner="a") for n in range(3)]
     mine = simulation.start([9, 9], owner="b")
@@ -251,9 +247,7 @@ def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(
     simulation.assert_idle()
 
 
-def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(
-    simulate: Simulate,
-) -> None:
+def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(simulate) -> None:
     simulation = simulate(Times(lambda rows: rows * 1e-3, 0.01), Sizes(slots=4), frames=3)
     other = simulation.start([7] * 900, owner="c", speak=False)
     next(iter(other))
@@ -265,7 +259,7 @@ def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(
     simulation.assert_idle()
 
 
-def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate: Simulate) -> None:
+def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), frames=3)
     many = [simulation.start([n], owner="a") for n in range(4)]
     assert finish(simulation.start([9], owner="b")).timings.queued_s <= 1.1

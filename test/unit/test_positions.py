@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import MediaRun, rope_positions
-from qwen3_omni_neuron.verification.oracle import Reference, media_inputs
+from qwen3_omni_neuron.verification.oracle import media_inputs
 from testing.media_cases import CASES, Case
 
 
@@ -35,7 +33,7 @@ def test_a_frame_comes_before_the_sound_of_its_time() -> None:
     assert run.is_audio().tolist() == [False, False, True, False, False, True, True]
 
 
-def test_thinker_positions_are_the_references(omni: Qwen3Omni, reference: Reference) -> None:
+def test_thinker_positions_are_the_references(omni, reference) -> None:
     for name in CASES:
         case = CASES[name]
         prompt = omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)
@@ -52,9 +50,7 @@ def test_thinker_positions_are_the_references(omni: Qwen3Omni, reference: Refere
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_talker_positions_are_the_references(
-    omni: Qwen3Omni, config: OmniConfig, reference: Reference, name: str
-) -> None:
+def test_talker_positions_are_the_references(omni, config, reference, name) -> None:
     """Over its own ids: user segments, then tts_pad. It isn't told of sound in videos."""
     case = CASES[name]
     prompt = omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)

@@ -1,7 +1,6 @@
 """The dtypes of the CPU: how weights are packed, rounded and kept, and who computes with them."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from qwen3_omni_neuron.cpu.packing import (
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
-from qwen3_omni_neuron.model.config import OmniConfig
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
@@ -44,7 +42,7 @@ def random_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(shape=SHAPES, dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int8]))
-def test_unpacking_is_the_reverse_of_packing(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_unpacking_is_the_reverse_of_packing(shape, dtype) -> None:
     """In C and in torch the same, with zeros after the last output."""
     matrix, (stack, out, into) = random_matrix(shape, dtype), shape
     packed = pack(matrix)
@@ -66,7 +64,7 @@ def test_unpacking_is_the_reverse_of_packing(shape: tuple[int, ...], dtype: torc
 
 @settings(max_examples=40, deadline=None)
 @given(shape=SHAPES, size=st.floats(1e-6, 1e6))
-def test_int8_is_within_half_a_step(shape: tuple[int, ...], size: float) -> None:
+def test_int8_is_within_half_a_step(shape, size) -> None:
     """The largest weight of a row is 127 steps."""
     matrix = random_matrix(shape, torch.float32) * size
     matrix[:, 0] = 0
@@ -83,9 +81,7 @@ def test_int8_is_within_half_a_step(shape: tuple[int, ...], size: float) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(shape=SHAPES, size=st.floats(1e-6, 1e6), group=st.sampled_from([32, 64, 128]))
-def test_int4_has_the_nearest_numbers_of_a_signed_scale(
-    shape: tuple[int, ...], size: float, group: int
-) -> None:
+def test_int4_has_the_nearest_numbers_of_a_signed_scale(shape, size, group) -> None:
     matrix, groups = (random_matrix(shape, torch.float32) * size).bfloat16(), Groups(group)
     matrix[:, 0] = 0
     numbers, scale = quantise_groups(matrix, groups)
@@ -100,9 +96,7 @@ def test_int4_has_the_nearest_numbers_of_a_signed_scale(
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "float32", "int8", "int4"])
-def test_weights_widened_at_load_are_those_that_were_packed(
-    checkpoint: Path, config: OmniConfig, dtype: str
-) -> None:
+def test_weights_widened_at_load_are_those_that_were_packed(checkpoint, config, dtype) -> None:
     """Values are the same without the library, in float32 and in the modules' own shapes."""
     packed, wide = (
         load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES, packed=packed)
@@ -165,7 +159,7 @@ def test_shares_of_the_threads() -> None:
 @pytest.mark.parametrize("placement", ["shared", "split"])
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 @pytest.mark.diagonal
-def test_a_reply_does_not_depend_on_threads(checkpoint: Path, dtype: str, placement: str) -> None:
+def test_a_reply_does_not_depend_on_threads(checkpoint, dtype, placement) -> None:
     messages: Any = [{"role": "user", "content": "What is it? " * 20}]
     options: Any = {
         "seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, "chunk_frames": [4],

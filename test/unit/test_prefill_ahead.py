@@ -4,11 +4,9 @@ The engines check that a slot holds the rows that a call says it holds.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
 from qwen3_omni_neuron.runtime.prefill import COPY_ROWS
 from qwen3_omni_neuron.runtime.request import LiveRequest
@@ -28,13 +26,13 @@ PER_ROW = Times(
 
 
 @pytest.fixture
-def simulate(simulate: Simulate) -> Simulate:
+def simulate(simulate) -> Simulate:
     """Makes simulations whose prompts take their time by rows."""
     return lambda times=PER_ROW, **kwargs: simulate(times, **kwargs)
 
 
 @pytest.fixture
-def spoken(config: OmniConfig) -> Callable[..., list[int]]:
+def spoken(config) -> Callable[..., list[int]]:
     """Makes the tokens of a user's turn, which the replies repeat."""
     return lambda *ids: [config.im_start_id, config.user_id, *ids]
 
@@ -47,7 +45,7 @@ def sizes_of(simulation: Simulation, name: str) -> list[int]:
     return [call.size for call in simulation.called(name)]
 
 
-def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spoken: Any) -> None:
+def test_a_request_computes_what_was_not_prefilled_ahead(simulate, spoken) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
     prefill_ahead(simulation, tokens[:30])
@@ -64,7 +62,7 @@ def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spo
     assert result.timings.ttft_s == pytest.approx(0.12)
 
 
-def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken: Any) -> None:
+def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate, spoken) -> None:
     """The prefill's call ends; what it computed stays with the slot for the request."""
     simulation = simulate(sizes=Sizes(slots=1))
     tokens = spoken(*range(100, 140))
@@ -78,9 +76,7 @@ def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken:
     simulation.assert_idle()
 
 
-def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
-    simulate: Simulate, spoken: Any
-) -> None:
+def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(simulate, spoken) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
     running = prefill_ahead(simulation, tokens[:30])
@@ -98,9 +94,7 @@ def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
 
 
 @pytest.mark.parametrize("failing", ["thinker.prefill", "talker.prefill_chunk"])
-def test_a_prefill_ahead_that_fails_harms_nobody(
-    simulate: Simulate, spoken: Any, failing: str
-) -> None:
+def test_a_prefill_ahead_that_fails_harms_nobody(simulate, spoken, failing) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
 
@@ -116,7 +110,7 @@ def test_a_prefill_ahead_that_fails_harms_nobody(
     simulation.assert_right(finish(simulation.start(tokens)), tokens, 20)
 
 
-def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) -> None:
+def test_a_reply_is_cached_for_the_next_turn(simulate, spoken) -> None:
     """Its last token is in no row: no step has appended it."""
     simulation = simulate()
     tokens = spoken(*range(100, 110))
@@ -127,9 +121,7 @@ def test_a_reply_is_cached_for_the_next_turn(simulate: Simulate, spoken: Any) ->
     simulation.assert_right(second, turn, 20)
 
 
-def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
-    simulate: Simulate, spoken: Any
-) -> None:
+def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(simulate, spoken) -> None:
     simulation = simulate()
     tokens = spoken(*(100 + n % 200 for n in range(298)))
     prefill_ahead(simulation, tokens)
@@ -149,7 +141,7 @@ def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
 
 
 def test_others_take_the_slot_of_a_prefill_ahead_last_and_for_a_while_only(
-    simulate: Simulate, spoken: Any
+    simulate, spoken
 ) -> None:
     simulation = simulate(sizes=Sizes(slots=2))
     mine = spoken(*range(100, 160))

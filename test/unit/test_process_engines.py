@@ -69,7 +69,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def test_a_tensor_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
+def test_a_tensor_comes_back_as_it_was_sent(shared) -> None:
     for dtype in DTYPES:
         for shape in [(), (0,), (3, 0, 2), (1,), (5, 7), (150, 150)]:
             sent = (torch.randn(shape) * 50).to(dtype)
@@ -89,7 +89,7 @@ def test_a_tensor_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
             assert torch.equal(back, sent) and back.is_contiguous() and not back.requires_grad
 
 
-def test_an_array_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
+def test_an_array_comes_back_as_it_was_sent(shared) -> None:
     for sent in (
         np.arange(90_000, dtype=np.float32).reshape(300, 300).T,
         np.arange(90_000, dtype=np.int16)[::3],
@@ -103,20 +103,20 @@ def test_an_array_comes_back_as_it_was_sent(shared: EngineProcess) -> None:
         np.testing.assert_array_equal(back, sent)
 
 
-def test_values_outlive_the_messages_that_follow(shared: EngineProcess) -> None:
+def test_values_outlive_the_messages_that_follow(shared) -> None:
     first = [shared.call("echo", torch.full((n,), 1.0)) for n in (10, 50_000)]
     shared.call("echo", torch.full((50_000,), 2.0))
     assert all(bool((kept == 1).all()) for kept in first)
 
 
-def test_a_message_larger_than_the_block_makes_it_grow(shared: EngineProcess) -> None:
+def test_a_message_larger_than_the_block_makes_it_grow(shared) -> None:
     for factor in (1, 3, 2, 7):
         sent = torch.randint(0, 255, (factor * FIRST_BYTES + 5,), dtype=torch.uint8)
         assert torch.equal(shared.call("echo", sent), sent)
     assert torch.equal(shared.call("echo", torch.ones(9)), torch.ones(9))
 
 
-def test_an_exception_keeps_its_type_and_brings_its_traceback(shared: EngineProcess) -> None:
+def test_an_exception_keeps_its_type_and_brings_its_traceback(shared) -> None:
     with pytest.raises(OptionError, match="speaker is 'Nobody'") as caught:
         shared.call("refuse", "option")
     assert "fake_engines_for_processes.py" in str(caught.value.__cause__)
@@ -128,7 +128,7 @@ def test_an_exception_keeps_its_type_and_brings_its_traceback(shared: EngineProc
     assert shared.call("echo", 1) == 1
 
 
-def test_what_cannot_be_pickled_is_refused_and_harms_nothing(shared: EngineProcess) -> None:
+def test_what_cannot_be_pickled_is_refused_and_harms_nothing(shared) -> None:
     with pytest.raises(Exception, match="lambda"):
         shared.call("echo", lambda: None)
     with pytest.raises(Exception, match="lambda"):
@@ -138,7 +138,7 @@ def test_what_cannot_be_pickled_is_refused_and_harms_nothing(shared: EngineProce
     assert shared.call("echo", 1) == 1
 
 
-def test_calls_from_several_threads_take_turns(shared: EngineProcess) -> None:
+def test_calls_from_several_threads_take_turns(shared) -> None:
     wrong = []
 
     def work(number: int) -> None:
@@ -155,7 +155,7 @@ def test_calls_from_several_threads_take_turns(shared: EngineProcess) -> None:
     assert wrong == []
 
 
-def test_environment_threads_and_path_of_the_process(start: Process) -> None:
+def test_environment_threads_and_path_of_the_process(start) -> None:
     process = start(env={"NEURON_RT_VISIBLE_CORES": "4-7"}, threads=1)
     process.wait_ready(START_S)
     assert process.call("environment") == ("4-7", 1, sys.path)
@@ -169,7 +169,7 @@ DEATHS = {
 }
 
 
-def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start: Process) -> None:
+def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start) -> None:
     processes = {how: start() for how in DEATHS}
     for how, process in processes.items():
         process.wait_ready(START_S)
@@ -187,7 +187,7 @@ def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start: Pro
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a call"])
-def test_a_process_that_ends_is_found_by_a_look(start: Process, busy: bool) -> None:
+def test_a_process_that_ends_is_found_by_a_look(start, busy) -> None:
     """Between two calls, and by another thread than the one whose call ends with it."""
     process = start()
     process.wait_ready(START_S)
@@ -215,7 +215,7 @@ def test_a_process_that_ends_is_found_by_a_look(start: Process, busy: bool) -> N
     assert str(process.fault()) == fault
 
 
-def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) -> None:
+def test_an_engine_whose_own_process_has_ended_ends_its_process(start) -> None:
     """While nothing calls it: what its calls need is gone."""
     process = start(FakeParent)
     process.wait_ready(START_S)
@@ -225,7 +225,7 @@ def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) 
     assert "EngineDiedError: The child of the thinker was ended" in fault
 
 
-def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) -> None:
+def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start) -> None:
     process = start()
     process.wait_ready(START_S)
     before_mb = resident_mb_of(process.pids[0])
@@ -234,15 +234,13 @@ def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) 
     assert process.call("echo", 1) == 1
 
 
-def test_what_an_engine_is_made_of_is_not_looked_through_for_garbage(
-    shared: EngineProcess,
-) -> None:
+def test_what_an_engine_is_made_of_is_not_looked_through_for_garbage(shared) -> None:
     kept, looked_through = shared.call("collected")
     assert kept > 50_000
     assert looked_through < kept / 20
 
 
-def test_close_ends_a_call_that_stalls(start: Process) -> None:
+def test_close_ends_a_call_that_stalls(start) -> None:
     process = start()
     process.wait_ready(START_S)
     ended: list[tuple[float, BaseException]] = []
@@ -271,14 +269,14 @@ def test_close_ends_a_call_that_stalls(start: Process) -> None:
         process.call("echo", 1)
 
 
-def test_close_lets_the_engine_close(start: Process, tmp_path: Path) -> None:
+def test_close_lets_the_engine_close(start, tmp_path) -> None:
     note = tmp_path / "note"
     process = start(functools.partial(FakeThinker, note=str(note)))
     RemoteThinker(process, START_S).close()
     assert note.read_text() == "closed"
 
 
-def test_what_fails_while_building_is_raised_here(start: Process) -> None:
+def test_what_fails_while_building_is_raised_here(start) -> None:
     processes = [start(broken_engine), start(engine_that_dies), start(FakeThinker)]
     with pytest.raises(CheckpointError, match=r"config\.json is missing") as caught:
         processes[0].wait_ready(START_S)
@@ -291,14 +289,14 @@ def test_what_fails_while_building_is_raised_here(start: Process) -> None:
         start(lambda: None)
 
 
-def test_an_engine_that_is_not_ready_in_time_is_ended(start: Process) -> None:
+def test_an_engine_that_is_not_ready_in_time_is_ended(start) -> None:
     process = start(functools.partial(slow_engine, 600.0))
     with pytest.raises(EngineDiedError, match=r"did not finish 'starting' within 0\.5 s"):
         process.wait_ready(0.5)
     assert not lives(process.pids[0])
 
 
-def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> None:
+def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start) -> None:
     process = start()
     os.kill(process.pids[0], signal.SIGINT)  # while it is importing
     process.wait_ready(START_S)
@@ -319,7 +317,7 @@ def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> N
         process.call("echo", 1)
 
 
-def test_output_of_calls_does_not_fill_the_disk(start: Process) -> None:
+def test_output_of_calls_does_not_fill_the_disk(start) -> None:
     process = start()
     process.wait_ready(START_S)
     for _ in range(3):
@@ -330,7 +328,7 @@ def test_output_of_calls_does_not_fill_the_disk(start: Process) -> None:
     assert process._processes[0].output.read().endswith("a warning \nthe last words")
 
 
-def test_calls_hold_no_descriptors(shared: EngineProcess) -> None:
+def test_calls_hold_no_descriptors(shared) -> None:
     def descriptors() -> int:
         return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
 

@@ -12,9 +12,7 @@ import transformers
 from packaging.version import Version
 from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
-from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.pixels import Visual
@@ -51,18 +49,18 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def chat_template(checkpoint: Path) -> str:
+def chat_template(checkpoint) -> str:
     file = checkpoint / "chat_template.json"
     return json.loads(file.read_text(encoding="utf-8"))["chat_template"]
 
 
 @pytest.fixture(scope="module")
-def processor(checkpoint: Path) -> Any:
+def processor(checkpoint) -> Any:
     """The reference's processor, but for its video processor, which would need torchvision."""
     made = Qwen3OmniMoeProcessor.__new__(Qwen3OmniMoeProcessor)
     tokenizer = Qwen2TokenizerFast.from_pretrained(checkpoint)
@@ -116,9 +114,7 @@ def of_kind(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[st
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_prompts_are_the_references(
-    prompt_builder: PromptBuilder, processor: Any, chat_template: str, name: str
-) -> None:
+def test_prompts_are_the_references(prompt_builder, processor, chat_template, name) -> None:
     messages = CONVERSATIONS[name]
     prompt = prompt_builder.prompt(messages)
     text = processor.tokenizer.apply_chat_template(
@@ -139,7 +135,7 @@ def test_prompts_are_the_references(
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_with_media_are_the_references(
-    prompt_builder: PromptBuilder, processor: Any, chat_template: str, name: str
+    prompt_builder, processor, chat_template, name
 ) -> None:
     """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
     case = CASES[name]
@@ -205,9 +201,7 @@ def bare_content(content: Any) -> Any:
     return [{k: v for k, v in item.items() if k in ("type", "text")} for item in content]
 
 
-def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
-    prompt_builder: PromptBuilder,
-) -> None:
+def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(prompt_builder) -> None:
     for item, said in (
         (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of audio is the most"),
         ({**image(64, 64), "min_pixels": 10**12}, r"content\[0\] has \d{9} tokens, and 50 are"),
@@ -222,7 +216,7 @@ def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [item for item in items if item["type"] != "text"]
 
 
-def test_a_malformed_conversation_is_refused_with_its_place(omni: Qwen3Omni) -> None:
+def test_a_malformed_conversation_is_refused_with_its_place(omni) -> None:
     for messages, said in (
         ([], "the conversation is empty"),
         (" ", "the text to answer is empty"),
@@ -262,9 +256,7 @@ def test_a_malformed_conversation_is_refused_with_its_place(omni: Qwen3Omni) -> 
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "preprocessor_config.json"])
-def test_a_checkpoint_without_its_text_files_is_refused(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path, name: str
-) -> None:
+def test_a_checkpoint_without_its_text_files_is_refused(checkpoint, config, tmp_path, name) -> None:
     for file in checkpoint.glob("*.*"):
         if file.name != name and file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -272,9 +264,7 @@ def test_a_checkpoint_without_its_text_files_is_refused(
         PromptBuilder(tmp_path, config)
 
 
-def test_the_chat_template_is_found_in_each_of_its_places(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+def test_the_chat_template_is_found_in_each_of_its_places(checkpoint, config, tmp_path) -> None:
     for file in checkpoint.glob("*.*"):
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())

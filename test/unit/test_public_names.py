@@ -133,7 +133,7 @@ def test_options_of_load_and_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_fields_of_events_results_and_status(name: str) -> None:
+def test_fields_of_events_results_and_status(name) -> None:
     assert [field.name for field in fields(getattr(events, name))] == RESULTS[name].split()
 
 
@@ -165,7 +165,7 @@ def test_verbs_and_flags_are_those_listed_here() -> None:
         assert not gone, f"{verb} lacks {', '.join(sorted(gone))}, which VERBS lists"
 
 
-def test_keys_of_a_manifest_and_of_a_record(tmp_path: Path) -> None:
+def test_keys_of_a_manifest_and_of_a_record(tmp_path) -> None:
     """The files' keys are older than the names of the fields."""
     graph = manifest.GraphRecord("run", {}, {}, {}, {})
     model = manifest.ModelRecord((graph,), {"a": manifest.FileRecord(1, "0")}, 0.5)

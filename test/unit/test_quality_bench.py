@@ -1,7 +1,5 @@
 """bench/quality.py: what it reads, counts, refuses; and the gate of the checkpoint that ships."""
 
-from pathlib import Path
-
 import pytest
 
 from bench import quality
@@ -20,7 +18,7 @@ def test_errors_are_counted_over_all_words_or_characters() -> None:
         quality.error_rate([("Um.", "red")], "en")
 
 
-def test_the_checkpoint_that_ships_is_understood_by_another_recogniser(tmp_path: Path) -> None:
+def test_the_checkpoint_that_ships_is_understood_by_another_recogniser(tmp_path) -> None:
     pytest.importorskip("pocketsphinx", reason="no wheel of pocketsphinx for this machine")
     file = tmp_path / "r.json"
     assert quality.main(["--json", str(file)]) == 0

@@ -1,7 +1,5 @@
 """Rounded weights and other arithmetic compared: formats, and rows over a tiny checkpoint."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -26,7 +24,6 @@ from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, Precision, part_precision, weight_form
 from qwen3_omni_neuron.cpu.target import LIMITS
-from qwen3_omni_neuron.model.config import OmniConfig
 from testing.quantised_checkpoint import block_fp8, fp8, nvfp4, pack_quantized
 from testing.results import load_results
 
@@ -70,7 +67,7 @@ def assert_rounds(choice: Choice, precision: Precision, part: str, module: nn.Mo
 
 
 @pytest.mark.parametrize("dtype", ["mixed", "int8", "int4"])
-def test_a_choice_named_by_a_dtype_rounds_as_it_does(config: OmniConfig, dtype: str) -> None:
+def test_a_choice_named_by_a_dtype_rounds_as_it_does(config, dtype) -> None:
     """Code2wav and tables of rows are rounded by none."""
     models, _ = lay_out(config)
     of_encoders = next(choice for choice in (STORED, *SPOKEN_CHOICES) if dtype in choice.dtypes)
@@ -83,7 +80,7 @@ def test_a_choice_named_by_a_dtype_rounds_as_it_does(config: OmniConfig, dtype: 
 
 
 @pytest.mark.release
-def test_every_choice_is_compared_over_random_weights(tmp_path: Path) -> None:
+def test_every_choice_is_compared_over_random_weights(tmp_path) -> None:
     file = tmp_path / "r.json"
     words = ["--size", "tiny", "--positions", "8", "--replies", "2", "--frames", "3"]
     assert not quantisation.main([*words, "--json", str(file)])

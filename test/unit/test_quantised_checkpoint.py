@@ -30,7 +30,6 @@ from qwen3_omni_neuron.cpu.weights import (
     load_compiled_models,
 )
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.models import load_models
 from testing.native_library import needs_c
@@ -115,7 +114,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+def made_of(checkpoint, tmp_path_factory) -> Callable[[str], Made]:
     found: dict[str, Made] = {}
 
     def make(name: str) -> Made:
@@ -155,9 +154,7 @@ def of_thinker_layers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @EVERY_FORM
-def test_weights_are_the_published_numbers_dequantised(
-    made_of: Callable[[str], Made], config: OmniConfig, name: str
-) -> None:
+def test_weights_are_the_published_numbers_dequantised(made_of, config, name) -> None:
     """Bit for bit in float32, every part of the model."""
     made = made_of(name)
     ours, theirs = (
@@ -172,7 +169,7 @@ def test_weights_are_the_published_numbers_dequantised(
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.diagonal
 def test_numbers_that_fit_are_kept_and_others_are_rounded_as_any_weight(
-    made_of: Callable[[str], Made], config: OmniConfig, name: str, dtype: str
+    made_of, config, name, dtype
 ) -> None:
     """The thinker alone keeps numbers: other stages are loaded as from any checkpoint."""
     made = made_of(name)
@@ -200,7 +197,7 @@ def test_numbers_that_fit_are_kept_and_others_are_rounded_as_any_weight(
 @pytest.mark.parametrize("name", ["gptq", "modelopt"])
 @pytest.mark.diagonal
 def test_a_compiled_tree_has_what_the_checkpoint_has(
-    made_of: Callable[[str], Made], config: OmniConfig, tmp_path: Path, name: str, packed: bool
+    made_of, config, tmp_path, name, packed
 ) -> None:
     folder = made_of(name).quantised
     plan = make_plan(folder, config, LIMITS, dtype="int4", predictor_dtype="same")
@@ -224,7 +221,7 @@ def test_a_compiled_tree_has_what_the_checkpoint_has(
 @needs_c
 @pytest.mark.parametrize("name", ["gptq", "pack int4"])
 def test_replies_over_kept_numbers_are_those_over_the_dequantised_weights(
-    checkpoint: Path, tmp_path: Path, name: str
+    checkpoint, tmp_path, name
 ) -> None:
     """The thinker in this form, all else as int8 keeps it; one in a compiled tree."""
     case = CASES[name]
@@ -255,7 +252,7 @@ def test_replies_over_kept_numbers_are_those_over_the_dequantised_weights(
 
 @pytest.mark.parametrize("name", ["nvfp4 W4A4", "modelopt nvfp4 awq"])
 def test_replies_over_nvfp4_are_those_of_transformers_over_its_weights(
-    made_of: Callable[[str], Made], name: str, capsys: pytest.CaptureFixture[str]
+    made_of, name, capsys
 ) -> None:
     """No input is rounded, although the files have scales for it, and `inspect` says so."""
     made = made_of(name)
@@ -265,9 +262,7 @@ def test_replies_over_nvfp4_are_those_of_transformers_over_its_weights(
     assert_equal_replies(made.quantised, Reference(made.widened))
 
 
-def test_a_matrix_of_several_forms_is_widened(
-    checkpoint: Path, tmp_path: Path, config: OmniConfig
-) -> None:
+def test_a_matrix_of_several_forms_is_widened(checkpoint, tmp_path, config) -> None:
     """In one file q is in bfloat16, one expert in FP8, another in groups of 64, all else in 32."""
 
     def writer_of(stored: str) -> Writer | None:
@@ -293,7 +288,7 @@ def test_a_matrix_of_several_forms_is_widened(
     assert_equal_weights(ours, rounded | {n: t for n, t in layers.items() if n not in mixed})
 
 
-def test_kept_numbers_may_end_in_a_smaller_group(tmp_path: Path) -> None:
+def test_kept_numbers_may_end_in_a_smaller_group(tmp_path) -> None:
     tensors, weights = pack_quantized(4, 64)(torch.randn(40, 96))
     save_file({f"a.{ending}": t for ending, t in tensors.items()}, tmp_path / SINGLE_FILE)
     settings = {**PACKED, "config_groups": {"group_0": {"weights": {"group_size": 64}}}}
@@ -324,7 +319,7 @@ class Edited:
 
 
 @pytest.fixture
-def edited_of(made_of: Callable[[str], Made], tmp_path: Path) -> Callable[[str], Edited]:
+def edited_of(made_of, tmp_path) -> Callable[[str], Edited]:
     def edit(name: str) -> Edited:
         made = made_of(name)
         folder = Path(shutil.copytree(made.quantised, tmp_path / "edited"))
@@ -360,13 +355,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "tensors", "said"), REFUSED)
-def test_what_is_not_read_is_refused_by_name(
-    edited_of: Callable[[str], Edited],
-    name: str,
-    settings: dict[str, Any],
-    tensors: dict[str, Tensor | None],
-    said: str,
-) -> None:
+def test_what_is_not_read_is_refused_by_name(edited_of, name, settings, tensors, said) -> None:
     edited = edited_of(name)
     edited.settings = {**(edited.settings or {}), **settings}
     for ending, tensor in tensors.items():
@@ -377,9 +366,7 @@ def test_what_is_not_read_is_refused_by_name(
         Checkpoint(edited.write())
 
 
-def test_zero_points_and_orders_that_the_settings_deny_are_refused(
-    edited_of: Callable[[str], Edited], config: OmniConfig
-) -> None:
+def test_zero_points_and_orders_that_the_settings_deny_are_refused(edited_of, config) -> None:
     edited = edited_of("gptq")
     for ending, said in (("g_idx", "groups in another order"), ("qzeros", "beside the middle")):
         edited.tensors[f"{EXPERT}.{ending}"][0] += 1
@@ -388,9 +375,7 @@ def test_zero_points_and_orders_that_the_settings_deny_are_refused(
 
 
 @pytest.mark.parametrize("name", ["nvfp4 W4A4", "modelopt nvfp4"])
-def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(
-    edited_of: Callable[[str], Edited], name: str
-) -> None:
+def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(edited_of, name) -> None:
     """vllm-omni reads so what modelopt 0.44 makes of scales that round above 448."""
     edited = edited_of(name)
     scale = edited.tensors[f"{QUERY}.weight_scale"].view(torch.uint8)
@@ -409,9 +394,7 @@ def test_a_scale_of_nvfp4_that_is_not_a_number_is_the_largest(
         ("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {}}),
     ],
 )
-def test_settings_may_be_in_a_file_of_their_own(
-    edited_of: Callable[[str], Edited], file: str, settings: dict[str, Any]
-) -> None:
+def test_settings_may_be_in_a_file_of_their_own(edited_of, file, settings) -> None:
     edited = edited_of("gptq" if settings is GPTQ else "modelopt")
     edited.settings = None
     (edited.write() / file).write_text(json.dumps(settings))

@@ -97,21 +97,19 @@ def test_threads_together_hold_no_more_than_there_is() -> None:
         (("a", "b"), "127.0.0.1", 0.5),
     ],
 )
-def test_an_owners_share_is_half_where_there_can_be_several_owners(
-    keys: tuple[str, ...], host: str, share: float
-) -> None:
+def test_an_owners_share_is_half_where_there_can_be_several_owners(keys, host, share) -> None:
     assert ServerSettings(api_keys=keys, host=host).share_of_owner == share
     assert ServerSettings(api_keys=keys, host=host, owner_share=0.25).share_of_owner == 0.25
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_an_owners_share_outside_of_0_to_1_is_refused(share: float) -> None:
+def test_an_owners_share_outside_of_0_to_1_is_refused(share) -> None:
     with pytest.raises(OptionError, match="owner_share must be a number above 0 and at most 1"):
         ServerSettings(owner_share=share)
 
 
 def test_an_owner_counts_among_the_others_until_a_moment_after_its_last_request(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])

@@ -106,9 +106,7 @@ async def test_a_turn_in_a_thread_of_its_own_waits_for_the_owners_other_reading(
     readers.close()
 
 
-async def test_a_call_that_gets_no_thread_gives_its_turn_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_that_gets_no_thread_gives_its_turn_back(monkeypatch) -> None:
     readers = Readers(lambda owner: False)
     with monkeypatch.context() as patch:
         patch.setattr(readers._pool, "_adjust_thread_count", _refuse)

@@ -27,14 +27,14 @@ def by_libsndfile(data: bytes, subtype: str) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("kind", SUBTYPES)
-def test_every_byte_is_the_sample_that_it_is_elsewhere(kind: str) -> None:
+def test_every_byte_is_the_sample_that_it_is_elsewhere(kind) -> None:
     codes = bytes(range(256))
     ours = codec_of(kind, None).decode(codes)
     assert np.array_equal(ours, by_libsndfile(codes, SUBTYPES[kind]))
 
 
 @pytest.mark.parametrize("kind", SUBTYPES)
-def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind: str) -> None:
+def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind) -> None:
     """16-bit samples of all sizes, beyond full scale too; encoders may round to either side."""
     codec = codec_of(kind, None)
     samples = np.linspace(-1.2, 1.2, 200_001).astype(np.float32)
@@ -53,7 +53,7 @@ def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind: str) -> None:
 
 @pytest.mark.parametrize("rates", [(24000, 16000), (8000, 16000), (24000, 8000), (16000, 16000)])
 @pytest.mark.parametrize("size", [1, 160, 999])
-def test_sound_in_pieces_is_resampled_as_a_whole(rates: tuple[int, int], size: int) -> None:
+def test_sound_in_pieces_is_resampled_as_a_whole(rates, size) -> None:
     samples = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     resampler = Resampler(*rates)
     parts = [resampler.push(samples[i : i + size]) for i in range(0, len(samples), size)]

@@ -57,7 +57,7 @@ def ms(samples: int) -> float:
 
 
 @pytest.mark.parametrize("sizes", [[10**9], [1], [100, 3, 700], [512], [1600]])
-def test_a_turn_is_the_same_however_its_sound_comes(sizes: list[int]) -> None:
+def test_a_turn_is_the_same_however_its_sound_comes(sizes) -> None:
     samples = sound((0, 640), (0.9, 960), (0, 1280))
     told, spoken = detected(samples, TurnSettings(), sizes)
     started, paused, stopped = told
@@ -126,7 +126,7 @@ def test_end_turn_returns_the_samples_that_were_held_back() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "cleared"])
-def test_sound_before_a_turns_end_is_in_no_later_turn(ends: bool) -> None:
+def test_sound_before_a_turns_end_is_in_no_later_turn(ends) -> None:
     """Neither the incomplete frame, nor silence that was held back."""
     detector = TurnDetector(TurnSettings(), loudness)
     first = np.concatenate((sound((0.9, 320), (0.01, 320)), np.full(100, 0.8, np.float32)))
@@ -166,7 +166,7 @@ WORDS = ("say three five", "what is two plus six", "say green", "what is nine mi
 
 
 @pytest.mark.parametrize("below_db", [40.0, 20.0, 10.0])
-def test_held_out_speech_in_noise_is_one_turn_each(below_db: float) -> None:
+def test_held_out_speech_in_noise_is_one_turn_each(below_db) -> None:
     """By Silero's model: nothing is cut off, nothing found in noise, the end within a frame or two.
 
     bench/vad.py has the figures over many more.

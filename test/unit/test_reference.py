@@ -54,7 +54,7 @@ def app() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def document(app: Any) -> Mapping[str, Any]:
+def document(app) -> Mapping[str, Any]:
     found: Mapping[str, Any] = app._app.openapi()
     return found
 
@@ -76,7 +76,7 @@ def limits_of(schema: Any) -> Iterator[str]:
                 yield from limits_of(value)
 
 
-def test_every_path_and_field_is_on_the_page_with_its_limits(document: Any) -> None:
+def test_every_path_and_field_is_on_the_page_with_its_limits(document) -> None:
     page = reference_page(document)
     sections = re.split(r'<section id="|<h3 id="', page)[1:]
     fields_of: list[tuple[str, Mapping[str, Any]]] = []
@@ -100,7 +100,7 @@ def test_every_path_and_field_is_on_the_page_with_its_limits(document: Any) -> N
                 assert text in unescape(row), (name, text)
 
 
-def test_links_of_the_page_lead_to_places_on_it(document: Any) -> None:
+def test_links_of_the_page_lead_to_places_on_it(document) -> None:
     tags = Elements(reference_page(document)).tags
     places = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(places) == len(set(places))
@@ -142,7 +142,7 @@ def test_texts_of_the_document_are_texts_on_the_page() -> None:
 
 
 def test_whoever_asks_first_at_the_same_time_gets_the_whole_document_once_made(
-    app: Any, document: Any, monkeypatch: pytest.MonkeyPatch
+    app, document, monkeypatch
 ) -> None:
     """In a thread: the event loop goes on. The first two ask while the document is made."""
     made: list[int] = []
@@ -185,7 +185,7 @@ def test_whoever_asks_first_at_the_same_time_gets_the_whole_document_once_made(
 
 
 def test_both_are_served_without_a_key_and_the_page_asks_for_nothing_elsewhere(
-    app: Any, document: Any
+    app, document
 ) -> None:
     client = TestClient(app, base_url="http://127.0.0.1")
     answer = client.get("/docs")

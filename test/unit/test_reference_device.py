@@ -19,7 +19,7 @@ def test_a_gpu_computes_without_tf32() -> None:
         pass
 
 
-def test_errors_of_a_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_gpu_are_named(monkeypatch) -> None:
     with pytest.raises(OptionError, match=r"--device gpu can't be used: .* string: gpu"):
         computing_on("gpu").__enter__()
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)  # as if torch had one

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
@@ -17,7 +16,7 @@ from testing import wheels
 from testing.imports import ROOT
 
 
-def test_a_tag_has_to_name_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tag_has_to_name_the_version(capsys) -> None:
     assert wheels.main(["--tag", f"v{PACKAGE_VERSION}"]) == 0
     assert capsys.readouterr().err == ""
     for tag in (PACKAGE_VERSION, f"v{PACKAGE_VERSION}.post1", "refs/tags/v0"):
@@ -47,7 +46,7 @@ def packed(path: Path, names: Sequence[str], seconds: int) -> Path:
     return path
 
 
-def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path: Path) -> None:
+def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path) -> None:
     """Neither times nor owners nor the order of files; bytes and the right to run are kept."""
     names = ["b", "a/c", "run"]
     one, two = tmp_path / "one.tar.gz", tmp_path / "two.tar.gz"

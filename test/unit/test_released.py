@@ -14,7 +14,7 @@ from testing.released import RELEASED
 
 
 @pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_hub(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.chdir(tmp_path)
 
@@ -25,7 +25,7 @@ def test_the_released_settings_are_those_of_instruct() -> None:
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize("hub_id", SPEAKS)
-def test_a_released_checkpoint_is_read_without_the_hub(hub_id: str) -> None:
+def test_a_released_checkpoint_is_read_without_the_hub(hub_id) -> None:
     with open_config(hub_id) as folder:
         config = read_config(folder)
         raw = json.loads((folder / "config.json").read_text())
@@ -39,7 +39,7 @@ def test_a_released_checkpoint_is_read_without_the_hub(hub_id: str) -> None:
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_another_hub_id_needs_the_hub_and_a_folder_comes_first(checkpoint: Path) -> None:
+def test_another_hub_id_needs_the_hub_and_a_folder_comes_first(checkpoint) -> None:
     with pytest.raises(ImportError, match="huggingface_hub"), open_config("someone/omni"):
         pass
     with pytest.raises(CheckpointError, match="does not exist"), open_config("no folder"):
@@ -52,9 +52,7 @@ def test_another_hub_id_needs_the_hub_and_a_folder_comes_first(checkpoint: Path)
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_a_dry_run_of_a_hub_id_for_the_cpu_reads_no_weights(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_of_a_hub_id_for_the_cpu_reads_no_weights(capsys) -> None:
     words = ["compile", "--model", "Qwen/Qwen3-Omni-30B-A3B-Thinking", "--dry-run"]
     assert cli.main([*words, "--target", "cpu"]) == 0
     printed = capsys.readouterr()

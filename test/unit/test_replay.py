@@ -1,7 +1,5 @@
 """The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
 
-from pathlib import Path
-
 import pytest
 
 from bench import replay as replay_module
@@ -22,7 +20,7 @@ def port() -> StageProfile:
     return StageProfile.load(PROFILES / "port-167.json")
 
 
-def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) -> None:
+def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port) -> None:
     """668 to the first token, 4 x 10.2 to the fifth, 60 of thread, 27 of prefill, 25 frames of 14
     on the cores and 11 beside them but for one step of 5, 122 of code2wav: 1538 ms. The rest is the
     thinker, which has the same cores. None of these figures is taken from the 1759."""
@@ -36,9 +34,7 @@ def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) 
     assert shared["underruns"] == 0
 
 
-def test_every_line_is_labelled_a_replay(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_every_line_is_labelled_a_replay(capsys, tmp_path) -> None:
     out = tmp_path / "rows.json"
     arguments = ["--requests", "4", "--first-chunk", "adaptive,8", "--concurrency", "1,2"]
     replay_module.main([*arguments, "--driver", "--json", str(out)])

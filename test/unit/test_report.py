@@ -1,16 +1,10 @@
 """The report of result files: what it shows, what it explains, and what it refuses."""
 
-from pathlib import Path
-
-import pytest
-
 from bench import report
 from testing import report_cases as made
 
 
-def test_a_file_that_is_no_result_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_result_is_refused_by_name(tmp_path, capsys) -> None:
     for content, words in (
         ("not json", "can't be read"),
         ({"rows": []}, 'no "schema"'),

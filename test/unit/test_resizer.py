@@ -31,7 +31,7 @@ def folder_with(folder: Path, **changed: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     # Means and deviations that differ by channel: one mistaken for another would show.
     return folder_with(
         tmp_path_factory.mktemp("checkpoint"),
@@ -59,12 +59,12 @@ class Resizer:
 
 
 @pytest.fixture(scope="module")
-def resizer(folder: Path) -> Resizer:
+def resizer(folder) -> Resizer:
     return Resizer(folder)
 
 
 @pytest.fixture(scope="module")
-def processor(folder: Path) -> Any:
+def processor(folder) -> Any:
     import transformers.models.qwen2_vl as models
 
     try:
@@ -90,7 +90,7 @@ def same(made: Visual, values: np.ndarray, grid: tuple[int, int, int]) -> None:
     assert worst < 1e-5, f"off by {worst}"
 
 
-def test_sizes_are_those_of_the_checkpoint(resizer: Resizer) -> None:
+def test_sizes_are_those_of_the_checkpoint(resizer) -> None:
     made = resizer.sizes
     sizes = (made.patch_size, made.merge_size, made.temporal_patch_size)
     assert sizes == (PATCH, MERGE, TOGETHER)
@@ -100,9 +100,7 @@ def test_sizes_are_those_of_the_checkpoint(resizer: Resizer) -> None:
     ("height", "width"),
     [(64, 96), (100, 37), (1, 1), (1, 150), (150, 1), (3, 50), (33, 3), (3, 3), (1000, 700)],
 )
-def test_pictures_are_as_transformers_makes_them(
-    resizer: Resizer, processor: Any, height: int, width: int
-) -> None:
+def test_pictures_are_as_transformers_makes_them(resizer, processor, height, width) -> None:
     pixels = noise(height, width, 3)
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
     made = resizer.image(Image.fromarray(pixels))
@@ -110,7 +108,7 @@ def test_pictures_are_as_transformers_makes_them(
     assert resizer.sizes.tokens(made.grid) * MERGE**2 == made.patches().shape[1]
 
 
-def test_pictures_are_resized_into_the_limits(resizer: Resizer, processor: Any) -> None:
+def test_pictures_are_resized_into_the_limits(resizer, processor) -> None:
     for limits in ((4096, 8192), (200_000, 300_000), (1024, 1024)):
         pixels = noise(200, 120, 3)
         low, high = limits
@@ -125,7 +123,7 @@ def test_pictures_are_resized_into_the_limits(resizer: Resizer, processor: Any) 
         assert low <= np.prod(made.grid) * PATCH**2 <= high
 
 
-def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
+def test_limits_of_the_checkpoint_are_used(tmp_path) -> None:
     small = Resizer(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
     assert np.prod(small.grid(500, 500)) * PATCH**2 == 4096
     assert np.prod(small.grid(1, 1)) * PATCH**2 == 1024
@@ -153,7 +151,7 @@ def laid_out(frames: np.ndarray, resizer: Resizer) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 11])
-def test_videos_are_laid_out_frame_by_frame(resizer: Resizer, n: int) -> None:
+def test_videos_are_laid_out_frame_by_frame(resizer, n) -> None:
     frames = noise(n, 64, 96, 3)  # of a size that is not resized
     mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.5, 0.25, 0.2])
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
@@ -162,7 +160,7 @@ def test_videos_are_laid_out_frame_by_frame(resizer: Resizer, n: int) -> None:
     assert resizer.grid(64, 96, n, min_pixels=1024) == made.grid
 
 
-def test_a_video_of_one_picture_is_that_picture_over_and_over(resizer: Resizer) -> None:
+def test_a_video_of_one_picture_is_that_picture_over_and_over(resizer) -> None:
     for size in ((70, 50), (1, 1), (3, 40)):
         pixels = noise(*size, 3)
         low, high = VIDEO_LIMITS
@@ -171,7 +169,7 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(resizer: Resizer) 
         same(video, still.patches()[0].repeat(3, 1).numpy(), (3, *still.grid[1:]))
 
 
-def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
+def test_the_patches_of_a_part_are_those_of_the_whole(resizer) -> None:
     made = resizer.video(noise(5, 64, 96, 3), min_pixels=1024)
     patches = made.patches()
     for first, stop in ((0, 1), (1, 3), (2, 3), (2, 9)):
@@ -183,6 +181,6 @@ def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
 @pytest.mark.parametrize(
     "changed", [{"patch_size": 0}, {"merge_size": "2"}, {"do_resize": False}, {"max_pixels": -1}]
 )
-def test_a_checkpoint_that_makes_no_patches_is_refused(tmp_path: Path, changed: Any) -> None:
+def test_a_checkpoint_that_makes_no_patches_is_refused(tmp_path, changed) -> None:
     with pytest.raises(CheckpointError, match=r"preprocessor_config.json has"):
         Resizer(folder_with(tmp_path, **changed))

@@ -63,10 +63,7 @@ class Replying:
     """A reply of these texts, from its beginning on. sent: kinds of its events."""
 
     def __init__(
-        self,
-        *texts: str,
-        history: History | None = None,
-        settings: ResponseSettings = WRITTEN,
+        self, *texts: str, history: History | None = None, settings: ResponseSettings = WRITTEN
     ):
         self.texts, self.settings, self.sent = texts, settings, list[str]()
         self.history = history or History()
@@ -108,7 +105,7 @@ class Replying:
 
 @pytest.mark.parametrize("way", ["lost", "leaves"])
 @pytest.mark.parametrize("event", EVENTS)
-async def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str) -> None:
+async def test_a_reply_whose_client_is_gone_is_settled_once(way, event) -> None:
     """Gone before any event: the connection is lost at it, or it waits for a client that leaves."""
     reached = asyncio.Event()
 
@@ -138,7 +135,7 @@ async def test_a_reply_whose_client_is_gone_is_settled_once(way: str, event: str
 
 
 @pytest.mark.parametrize("texts", [(), (ONE,)])
-async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts: tuple[str, ...]) -> None:
+async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts) -> None:
     async with Replying(*texts) as made:
         await made.ends()
         turns, held = list(made.history.turns), made.history.held
@@ -158,7 +155,7 @@ async def test_playback_is_of_the_sound_that_was_sent() -> None:
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
-async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made: bool) -> None:
+async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made) -> None:
     """The session's thread makes it, or has made it, and can't be stopped."""
     began, go = threading.Event(), threading.Event()
     stream: Any = ScriptedStream((ONE,), False, None)

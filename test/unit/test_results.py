@@ -28,7 +28,7 @@ def result_of(audio: np.ndarray[Any, Any] = SOUND, text: str = "eight") -> Speec
 
 
 @pytest.mark.parametrize("suffix", ["wav", "FLAC", "mp3", "opus", "ogg"])
-def test_speech_is_saved_in_the_format_that_the_name_says(suffix: str, tmp_path: Path) -> None:
+def test_speech_is_saved_in_the_format_that_the_name_says(suffix, tmp_path) -> None:
     file = tmp_path / f"a.{suffix}"
     result_of().save(str(file))
     samples, rate = soundfile.read(file, dtype="float32")
@@ -40,12 +40,12 @@ def test_speech_is_saved_in_the_format_that_the_name_says(suffix: str, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_raw_samples_are_saved_as_they_are(tmp_path: Path) -> None:
+def test_raw_samples_are_saved_as_they_are(tmp_path) -> None:
     result_of().save(tmp_path / "a.pcm")
     assert (tmp_path / "a.pcm").read_bytes() == pcm16(SOUND)
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path) -> None:
     for name, said in (
         ("a.txt", r"ends with \.txt.*\.wav, \.mp3"),
         ("a", "has no ending"),
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
-def test_a_reply_without_speech_is_neither_saved_nor_played(tmp_path: Path) -> None:
+def test_a_reply_without_speech_is_neither_saved_nor_played(tmp_path) -> None:
     silent = result_of(SOUND[:0])
     with pytest.raises(OutputError, match=r"no speech to save.*generate_audio, stream or say"):
         silent.save(tmp_path / "a.wav")
@@ -80,7 +80,7 @@ def test_a_page_gets_the_text_as_text_and_the_sound() -> None:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path, monkeypatch) -> Path:
     """A PATH with nothing but the folder that is returned."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
@@ -92,16 +92,14 @@ def put_program(folder: Path, name: str, script: str) -> None:
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
 
-def test_without_a_player_the_error_says_what_to_install_and_how_to_get_a_file(
-    programs: Path,
-) -> None:
+def test_without_a_player_the_error_says_what_to_install_and_how_to_get_a_file(programs) -> None:
     with pytest.raises(NotInstalledError) as caught:
         result_of().play()
     for part in (*PROGRAMS, "result.save("):
         assert part in str(caught.value)
 
 
-def test_a_program_plays_a_file_of_the_speech(programs: Path) -> None:
+def test_a_program_plays_a_file_of_the_speech(programs) -> None:
     heard = programs / "heard.wav"
     copies = "import shutil, sys; assert sys.argv[1] == '-q'; "
     put_program(programs, "aplay", f"{copies}shutil.copy(sys.argv[2], {str(heard)!r})")

@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from testing.media_cases import RATE, image, text, tone, user, video
 from testing.repeats import examples
@@ -24,7 +22,7 @@ ROWS = st.lists(
 
 
 @pytest.fixture
-def keys_of(omni: Qwen3Omni, config: OmniConfig) -> Any:
+def keys_of(omni, config) -> Any:
     def keys(*messages: Any, **options: Any) -> PromptKeys:
         return prompt_keys(omni.prompt_builder.prompt(list(messages), **options), config)
 
@@ -55,9 +53,7 @@ def made_keys(rows: Rows) -> tuple[RowKeys, list[tuple[int, ...]]]:
 
 @settings(max_examples=examples(400))
 @given(st.integers(0, HEAD_ROWS + 1), ROWS, ROWS, st.one_of(st.just([]), ROWS))
-def test_shared_rows_are_counted_as_one_by_one(
-    text_rows: int, common: Rows, one: Rows, other: Rows
-) -> None:
+def test_shared_rows_are_counted_as_one_by_one(text_rows, common, one, other) -> None:
     begin: Rows = [(0, 1, 0)] * text_rows + common
     first, rows = made_keys(begin + one)
     second, others = made_keys(begin + other)
@@ -66,7 +62,7 @@ def test_shared_rows_are_counted_as_one_by_one(
     assert first.shared(second) == second.shared(first) == expected
 
 
-def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
+def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of) -> None:
     first = user(text("Look:"), image(64, 64), clip(tone(2.0)), video(4, 2.0, 2.0))
     one = keys_of(first, use_audio_in_video=True)
     two = keys_of(first, REPLY, user(text("And now?")), use_audio_in_video=True)
@@ -85,7 +81,7 @@ def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
     ids=["image", "audio", "video"],
 )  # fmt: skip
 def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
-    keys_of: Any, config: OmniConfig, one: Item, other: Item, token: str
+    keys_of, config, one, other, token
 ) -> None:
     after = text("What is it? " * 9)
     first, second = (keys_of(user(text("Look:"), media, after)) for media in (one, other))
@@ -96,16 +92,14 @@ def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
     assert first.talker.shared(second.talker) == first.talker.media[0]
 
 
-def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
-    keys_of: Any, config: OmniConfig
-) -> None:
+def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(keys_of, config) -> None:
     samples = noise(20.0)  # of less than 80 dB: no later peak changes an earlier feature
     window = config.thinker.audio.window_tokens
     short, long = keys_of(user(clip(samples[: 17 * RATE]))), keys_of(user(clip(samples)))
     assert short.thinker.shared(long.thinker) == short.thinker.media[0] + 2 * window
 
 
-def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -> None:
+def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of) -> None:
     """Its rows are hidden states of the thinker, which has read the system prompt before."""
     messages = [user(text("Listen."), clip(tone(1.5)), text("Well?"))]
     brief = keys_of({"role": "system", "content": "Be brief."}, *messages)
@@ -121,7 +115,7 @@ def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -
     assert first.talker.shared(second.talker) == first.talker.media[0]
 
 
-def test_the_talkers_media_depend_on_their_places_in_the_thinker(keys_of: Any) -> None:
+def test_the_talkers_media_depend_on_their_places_in_the_thinker(keys_of) -> None:
     """Its own positions are those of text, where a video has audio."""
     one, other = (
         keys_of(user(video(4, fps, 1.0)), use_audio_in_video=True) for fps in (2.0, 2.001)
@@ -134,9 +128,7 @@ def test_the_talkers_media_depend_on_their_places_in_the_thinker(keys_of: Any) -
     assert one.talker.shared(other.talker) == one.talker.media[frames.argmax()]
 
 
-def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
-    keys_of: Any, omni: Qwen3Omni
-) -> None:
+def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(keys_of, omni) -> None:
     first = user(text("Hello"), clip(tone(1.2)))
     prompt = omni.prompt_builder.prompt([first])
     ids = omni.prompt_builder.prompt([first, REPLY, user(text("And?"))]).token_ids

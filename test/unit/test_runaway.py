@@ -22,7 +22,7 @@ from qwen3_omni_neuron.runtime.runaway import (
     RunawayGuard,
     SpokenPace,
 )
-from testing.simulation import EOS, Simulation, finish
+from testing.simulation import EOS, finish
 from testing.timed_engines import FRAME_SAMPLES, LATENCY_SAMPLES, TimedVocoder
 
 LOUD, QUIET = 1e-2, SILENT_POWER / 2
@@ -61,7 +61,7 @@ def test_silence_ends_within_two_seconds_at_its_last_sound() -> None:
 
 
 @pytest.mark.parametrize("mark", ["…", "...", "\n\n", "\n  \n"])
-def test_silence_that_the_text_asks_for_stays(mark: str) -> None:
+def test_silence_that_the_text_asks_for_stays(mark) -> None:
     text = mark.join(["one", "two", "three"])
     pause = silence(SILENT_FRAMES + 2 * PAUSE_FRAMES - 1)
     assert hear(guard_of(text=text), speech(50) + pause + speech(9, 1)) is None
@@ -69,7 +69,7 @@ def test_silence_that_the_text_asks_for_stays(mark: str) -> None:
 
 
 @pytest.mark.parametrize("period", range(1, LONGEST_PERIOD + 1))
-def test_a_cycle_of_codes_ends_within_four_seconds_at_its_first_period(period: int) -> None:
+def test_a_cycle_of_codes_ends_within_four_seconds_at_its_first_period(period) -> None:
     cycle = [(LOUD, code) for code in range(2000, 2000 + period)]
     found = hear(guard_of(), speech(50) + cycle * 60)
     assert found == (50 + CYCLE_FRAMES, Runaway("a cycle of codes", 50 + period))
@@ -85,7 +85,7 @@ def test_speech_ends_at_one_and_a_half_times_the_longest_that_its_words_can_take
 
 
 @pytest.mark.parametrize("frames", [silence(400), [(LOUD, 3)] * 400, speech(2000)])
-def test_nothing_is_cut_while_the_end_is_likely(frames: list[Frame]) -> None:
+def test_nothing_is_cut_while_the_end_is_likely(frames) -> None:
     assert hear(guard_of(), speech(50) + frames, end=LIKELY_END) is None
     assert hear(guard_of(), speech(50) + frames, end=LIKELY_END / 2) is not None
 
@@ -96,7 +96,7 @@ WORDS = [5, 0, 17, 17, 30, 8, 91]
 
 
 @pytest.fixture
-def quiet_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def quiet_after(monkeypatch) -> Callable[[int], None]:
     """Makes every stream silent from a sample on."""
 
     def make(frames: int) -> None:
@@ -118,10 +118,7 @@ def quiet_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("chunk_frames", [None, (1,), (4,), (25,), (2, 16)])
 def test_silent_speech_ends_and_is_as_long_as_its_frames(
-    simulate: Callable[..., Simulation],
-    quiet_after: Callable[[int], None],
-    chunk_frames: tuple[int, ...] | None,
-    caplog: pytest.LogCaptureFixture,
+    simulate, quiet_after, chunk_frames, caplog
 ) -> None:
     quiet_after(40)
     simulation = simulate()
@@ -139,17 +136,13 @@ def test_silent_speech_ends_and_is_as_long_as_its_frames(
     simulation.assert_idle()
 
 
-def test_speech_that_is_to_be_kept_runs_to_its_limit(
-    simulate: Callable[..., Simulation], quiet_after: Callable[[int], None]
-) -> None:
+def test_speech_that_is_to_be_kept_runs_to_its_limit(simulate, quiet_after) -> None:
     quiet_after(40)
     result = finish(simulate().start(WORDS, 900, runaway_speech="keep"))
     assert (len(result.codes), result.talker_finish_reason) == (900, "length")
 
 
-def test_nothing_is_cut_before_the_talker_has_the_whole_text(
-    simulate: Callable[..., Simulation], quiet_after: Callable[[int], None]
-) -> None:
+def test_nothing_is_cut_before_the_talker_has_the_whole_text(simulate, quiet_after) -> None:
     """A text of 300 tokens, of which the talker takes one a frame."""
     quiet_after(10)
     simulation = simulate()

@@ -37,7 +37,7 @@ def predicted_s(load: FleetLoad, replicas: int) -> float:
 
 
 @given(loads, st.floats(0.01, 30))
-def test_as_few_replicas_as_meet_the_target(load: FleetLoad, target_s: float) -> None:
+def test_as_few_replicas_as_meet_the_target(load, target_s) -> None:
     needed = load.needed(target_s)
     if load.first_audio_s <= target_s and needed:
         assert predicted_s(load, needed) <= target_s * (1 + 1e-6)
@@ -47,9 +47,7 @@ def test_as_few_replicas_as_meet_the_target(load: FleetLoad, target_s: float) ->
 
 
 @given(loads, st.lists(st.floats(1, SHRINK_MARGIN), max_size=20), st.integers(0, 500))
-def test_a_load_that_goes_up_and_down_a_little_does_not_flap(
-    load: FleetLoad, factors: list[float], replicas: int
-) -> None:
+def test_a_load_that_goes_up_and_down_a_little_does_not_flap(load, factors, replicas) -> None:
     sizes = [replicas_wanted(load, replicas, 2.0, 1)]
     for factor in factors:
         now = replace(load, requests=load.requests * factor)
@@ -83,7 +81,7 @@ def test_the_policy_reads_rays_context() -> None:
 
 @given(st.floats(0.1, 8), st.integers(2, 8), st.floats(0.2, 8))
 def test_the_same_load_wants_the_same_replicas_however_many_have_it(
-    replies_per_s: float, slots: int, gain: float
+    replies_per_s, slots, gain
 ) -> None:
     each = (slots / gain - 1) / (slots - 1)
 

@@ -61,7 +61,7 @@ def test_each_burst_waits_for_a_turn_once_the_client_has_sound() -> None:
 
 
 @pytest.mark.parametrize("bursts", [False, True])
-def test_a_chunk_counts_as_played_once_the_next_events_are_taken(bursts: bool) -> None:
+def test_a_chunk_counts_as_played_once_the_next_events_are_taken(bursts) -> None:
     served = Served(bursts=bursts)
     last = served.read(1 if bursts else 2)[-1]
     assert isinstance(last[-1], AudioChunk)
@@ -80,7 +80,7 @@ def test_the_clock_counts_what_the_client_plays() -> None:
 
 
 @pytest.mark.parametrize("how", ["given up", "failed", "read"])
-def test_a_reply_is_counted_and_logged_at_its_end_alone(how: str) -> None:
+def test_a_reply_is_counted_and_logged_at_its_end_alone(how) -> None:
     served = Served(ValueError() if how == "failed" else None)
     if how == "failed":
         with pytest.raises(ValueError):

@@ -58,9 +58,7 @@ def test_settings_do_not_show_their_keys() -> None:
     assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
 
 
-def test_slots_and_positions_of_serve_are_those_of_the_load(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slots_and_positions_of_serve_are_those_of_the_load(monkeypatch) -> None:
     loads: list[dict[str, Any]] = []
     monkeypatch.setattr("qwen3_omni_neuron.cli.serve._load", lambda _, load: loads.append(load))
     run = "qwen3_omni_neuron.serving.server.Server.run"

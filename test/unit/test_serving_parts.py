@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +34,7 @@ from qwen3_omni_neuron.serving.kept import (
     KeptResponses,
     SpokenReplies,
 )
-from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, LogFormat, log_to_stderr
+from qwen3_omni_neuron.serving.logs import HumanFormatter, JsonFormatter, log_to_stderr
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
 from qwen3_omni_neuron.serving.service import Service, Turnstile
@@ -59,7 +58,7 @@ REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_a_reply_is_split_the_same_however_its_text_comes(
-    text: str, thinks: bool, tools: bool, wanted: tuple[str, str, list[str]], data: Any
+    text, thinks, tools, wanted, data
 ) -> None:
     split = ReplyText(thinks, tools)
     parts, at = [], 0
@@ -210,7 +209,7 @@ def test_kept_responses_are_bounded_in_all_by_owner_and_by_the_servers_bytes() -
     assert held.taken == before + (1 << 19) - 3000
 
 
-def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:
+def test_keys_are_read_and_asked_for(tmp_path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n one \n\ntwo\n")
     keys = Keys(read_keys(file))
@@ -245,7 +244,7 @@ def test_a_caller_may_ask_so_often_a_minute_and_then_waits() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1365, 8000, 8001, 50_000])
-def test_samples_are_rounded_to_16_bits_however_many_they_are(count: int) -> None:
+def test_samples_are_rounded_to_16_bits_however_many_they_are(count) -> None:
     samples = np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
     samples[:3] = (-1, 1, 0.5 / 32767)[:count]
     expected = [round(float(sample * np.float32(32767))) for sample in samples]
@@ -270,9 +269,7 @@ def test_sounds_are_what_they_say() -> None:
     assert encode_sound(samples[:0], 24000, "wav") == wav_header(24000, 0)
 
 
-def test_memory_of_an_idle_server_goes_back_every_few_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_an_idle_server_goes_back_every_few_seconds(monkeypatch) -> None:
     now_s, freed, memory = [0.0], list[float](), IdleMemory()
     monkeypatch.setattr(heap, "give_back", lambda: freed.append(now_s[0]))
     monkeypatch.setattr(heap, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
@@ -332,7 +329,7 @@ def test_a_client_forges_no_line_and_no_field_of_the_log_for_people() -> None:
     [("auto", True, True), ("auto", False, False), ("human", False, True), ("json", True, False)],
 )
 def test_the_log_is_for_people_on_a_terminal_and_json_elsewhere(
-    form: LogFormat, on_terminal: bool, human: bool, monkeypatch: pytest.MonkeyPatch
+    form, on_terminal, human, monkeypatch
 ) -> None:
     ours = logging.getLogger("qwen3_omni_neuron")
     for name in ("qwen3_omni_neuron", "uvicorn"):

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def audio_s_of(session: Session) -> float:
     return session._reply.audio_s
 
 
-def test_messages_are_those_of_the_sessions_turns(omni: Qwen3Omni) -> None:
+def test_messages_are_those_of_the_sessions_turns(omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append("Hello")
         first = last(session.respond())
@@ -58,7 +57,7 @@ def test_messages_are_those_of_the_sessions_turns(omni: Qwen3Omni) -> None:
         )
 
 
-def test_appended_arrays_are_copied(omni: Qwen3Omni) -> None:
+def test_appended_arrays_are_copied(omni) -> None:
     """Arrays of sound are read at once; an iterator can be read once only."""
     buffer = tone(0.6)
     arriving = {"type": "audio", "audio": iter([tone(0.5)]), "sampling_rate": 16000}
@@ -71,7 +70,7 @@ def test_appended_arrays_are_copied(omni: Qwen3Omni) -> None:
         assert_same_prompt(omni.prompt_builder.prompt(session.messages), before)
 
 
-def test_an_interrupted_reply_keeps_the_text_of_the_sound_that_was_sent(omni: Qwen3Omni) -> None:
+def test_an_interrupted_reply_keeps_the_text_of_the_sound_that_was_sent(omni) -> None:
     options = {**GREEDY, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 200}
     with omni.session(**options) as session:
         session.append("Tell me more.")
@@ -90,7 +89,7 @@ def test_an_interrupted_reply_keeps_the_text_of_the_sound_that_was_sent(omni: Qw
         assert omni.generate_text(session.messages[:3], **SHORT).token_ids == again.token_ids
 
 
-def test_a_stream_that_is_not_read_to_its_end_is_an_interrupted_reply(omni: Qwen3Omni) -> None:
+def test_a_stream_that_is_not_read_to_its_end_is_an_interrupted_reply(omni) -> None:
     with omni.session(**GREEDY) as session:
         session.append("Hello")
         for _ in session.respond():
@@ -101,7 +100,7 @@ def test_a_stream_that_is_not_read_to_its_end_is_an_interrupted_reply(omni: Qwen
         assert session.messages[-1]["content"] == "Once more."
 
 
-def test_content_can_be_appended_while_a_reply_streams(omni: Qwen3Omni) -> None:
+def test_content_can_be_appended_while_a_reply_streams(omni) -> None:
     with omni.session(**GREEDY) as session:
         session.append("Hello")
         stream = session.respond()
@@ -142,9 +141,7 @@ WORDS = ["One", " two", " three", " four", " five"]  # of 3, 4, 6, 5 and 5 bytes
     ("heard_s", "kept"),
     [(None, 5), (46, 5), (0, 0), (2.9, 0), (3.1, 1), (9.9, 1), (10.1, 2), (41.1, 5), (40.9, 4)],
 )
-def test_a_complete_reply_is_truncated_at_its_own_speaking_rate(
-    heard_s: float | None, kept: int
-) -> None:
+def test_a_complete_reply_is_truncated_at_its_own_speaking_rate(heard_s, kept) -> None:
     """Two seconds a byte: a token stays when half of it was heard."""
     reply = reply_of(WORDS, 46.0)
     reply.heard_s = heard_s
@@ -190,7 +187,7 @@ def test_a_sessions_speaking_rate_is_the_mean_of_its_complete_replies() -> None:
     assert mean_pace([reply_of(WORDS, 46.0), stopped]) == pytest.approx(expected)
 
 
-def test_heard_removes_the_text_that_was_not_heard(omni: Qwen3Omni) -> None:
+def test_heard_removes_the_text_that_was_not_heard(omni) -> None:
     options = {**GREEDY, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
     with omni.session(**options) as session:
         session.append("Hello")
@@ -211,7 +208,7 @@ def test_heard_removes_the_text_that_was_not_heard(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1e9, float("nan"), "long", None])
-def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni: Qwen3Omni, value: Any) -> None:
+def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni, value) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())
@@ -219,7 +216,7 @@ def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni: Qwen3Omni, valu
             session.heard(value)
 
 
-def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni: Qwen3Omni) -> None:
+def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni) -> None:
     with omni.session(**SHORT) as session:
         with pytest.raises(MessageError, match="there is nothing to answer"):
             session.respond()
@@ -237,7 +234,7 @@ def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni: Qwen3Omni
             session.heard(0)
 
 
-def test_a_refused_piece_of_sound_changes_nothing(omni: Qwen3Omni) -> None:
+def test_a_refused_piece_of_sound_changes_nothing(omni) -> None:
     for piece, rate, said in (
         (np.zeros(5), 8000, "has 8000 Hz, and the clip's pieces before it 16000 Hz. End the clip"),
         (np.zeros((5, 2)), 16000, "has 2 channels, and those before it 1"),
@@ -258,7 +255,7 @@ def test_a_refused_piece_of_sound_changes_nothing(omni: Qwen3Omni) -> None:
             assert_same_prompt(prompt_of(session), omni.prompt_builder.prompt(expected))
 
 
-def test_refused_content_changes_nothing(omni: Qwen3Omni) -> None:
+def test_refused_content_changes_nothing(omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append_audio(tone(0.01), 16000)
         with pytest.raises(AudioError, match=r"append_audio lasts 0.010 s .*0.03 s is the least"):
@@ -274,7 +271,7 @@ def test_refused_content_changes_nothing(omni: Qwen3Omni) -> None:
         assert [item["type"] for item in session.messages[1]["content"]] == ["audio"]
 
 
-def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint: Path) -> None:
+def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint) -> None:
     with Qwen3Omni.load(checkpoint, context_length=80, max_concurrency=1) as omni:
         with omni.session(**SHORT) as session:
             with pytest.raises(PromptTooLongError, match=r"append_audio lasts .* s of audio is"):
@@ -290,7 +287,7 @@ def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint
             assert len(last(session.respond()).codes) == 4
 
 
-def test_a_turn_whose_reply_did_not_begin_can_be_answered_again(checkpoint: Path) -> None:
+def test_a_turn_whose_reply_did_not_begin_can_be_answered_again(checkpoint) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=0) as omni:
         busy = omni.stream([user(text("Hello"))], **GREEDY)
         with omni.session(**SHORT) as session:
@@ -307,7 +304,7 @@ def test_a_turn_whose_reply_did_not_begin_can_be_answered_again(checkpoint: Path
 
 
 @pytest.mark.parametrize("state", ["new", "growing", "streaming", "finished", "closed"])
-def test_closing_in_any_state_frees_slots_and_threads(omni: Qwen3Omni, state: str) -> None:
+def test_closing_in_any_state_frees_slots_and_threads(omni, state) -> None:
     threads = threading.active_count()
     session = omni.session(**(SHORT if state == "finished" else GREEDY))
     stream = None
@@ -338,7 +335,7 @@ def test_closing_in_any_state_frees_slots_and_threads(omni: Qwen3Omni, state: st
     assert threading.active_count() == threads
 
 
-def test_turns_are_inserted_removed_and_answered_in_any_order(omni: Qwen3Omni) -> None:
+def test_turns_are_inserted_removed_and_answered_in_any_order(omni) -> None:
     """Any order of any roles; the prompt is that of the messages."""
     with omni.session("Be brief.", **SHORT) as session:
         look = session.read(user(IMAGE))
@@ -370,7 +367,7 @@ def test_turns_are_inserted_removed_and_answered_in_any_order(omni: Qwen3Omni) -
         assert len(session.messages) == 5
 
 
-def test_a_reply_to_given_turns_leaves_the_open_turn_open(omni: Qwen3Omni) -> None:
+def test_a_reply_to_given_turns_leaves_the_open_turn_open(omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         session.append("Hello")
         first = session.commit()
@@ -394,7 +391,7 @@ def test_a_reply_to_given_turns_leaves_the_open_turn_open(omni: Qwen3Omni) -> No
         assert [m["role"] for m in session.messages] == ["user"]
 
 
-def test_calls_of_tools_join_the_assistants_message_before_them(omni: Qwen3Omni) -> None:
+def test_calls_of_tools_join_the_assistants_message_before_them(omni) -> None:
     called = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     with omni.session(**SHORT) as session:
         session.append("Hello")
@@ -413,7 +410,7 @@ def test_calls_of_tools_join_the_assistants_message_before_them(omni: Qwen3Omni)
             session.respond()
 
 
-def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:
+def test_set_options_changes_the_replies_that_follow(omni) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         session.set_options(thinker_max_new_tokens=2)
@@ -430,7 +427,7 @@ def test_set_options_changes_the_replies_that_follow(omni: Qwen3Omni) -> None:
             session.set_options(thinker_max_new_token=2)  # type: ignore[call-arg]
 
 
-def test_a_reply_that_spells_a_special_token_is_only_words(omni: Qwen3Omni) -> None:
+def test_a_reply_that_spells_a_special_token_is_only_words(omni) -> None:
     """A model may write the name in other tokens; the next turn has them, not the special one."""
     for literal in (False, True):
         for name in ("<|audio_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>"):

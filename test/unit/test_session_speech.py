@@ -46,7 +46,7 @@ def pieces(samples: np.ndarray, dice: random.Random) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("kind", [np.float32, np.int16])
 @pytest.mark.diagonal
 def test_a_clip_appended_in_pieces_makes_the_prompt_of_the_whole_clip(
-    omni: Qwen3Omni, rate: float, channels: int, kind: Any
+    omni, rate, channels, kind
 ) -> None:
     """To the bit: samples and features, whatever the pieces, the rate and the channels."""
     dice = random.Random(f"{rate} {channels}")
@@ -66,7 +66,7 @@ def test_a_clip_appended_in_pieces_makes_the_prompt_of_the_whole_clip(
         assert_same_prompt(omni.prompt_builder.prompt(session.messages), whole)
 
 
-def test_a_clip_appended_sample_by_sample_makes_the_same_prompt(omni: Qwen3Omni) -> None:
+def test_a_clip_appended_sample_by_sample_makes_the_same_prompt(omni) -> None:
     samples = loudening(0.4, 8000)
     whole = omni.prompt_builder.prompt([user({"type": "audio", "audio": (samples, 8000)})])
     with omni.session() as session:
@@ -76,7 +76,7 @@ def test_a_clip_appended_sample_by_sample_makes_the_same_prompt(omni: Qwen3Omni)
         assert_same_prompt(prompt_of(session), whole)
 
 
-def test_a_longer_clip_pads_the_clips_before_it_as_in_the_reference(omni: Qwen3Omni) -> None:
+def test_a_longer_clip_pads_the_clips_before_it_as_in_the_reference(omni) -> None:
     """The reference pads them to it: their last frames, and even their number."""
     for longer in (0, 39, 200, 400, 401, 30_000):
         first, second = tone(1.02)[:16_100], noise(3, 16000)[: 16_100 + longer]
@@ -123,9 +123,7 @@ def assert_prefix(early: Prompt, final: Prompt, same_features: bool = True) -> N
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(omni, monkeypatch, seed) -> None:
     """Whatever came before the speech: system, turns, text, images, videos, longer clips."""
     dice = random.Random(seed)
     prompts = capture_ahead(omni, monkeypatch)
@@ -161,9 +159,7 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
     assert prompts[-1].audio_mel[-1].shape[1] == 800 * windows
 
 
-def test_later_louder_sound_recomputes_features_and_keeps_kv_rows(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_louder_sound_recomputes_features_and_keeps_kv_rows(omni, monkeypatch) -> None:
     prompts = capture_ahead(omni, monkeypatch)
     speech = loudening(17, 16000)
     with omni.session() as session:
@@ -179,9 +175,7 @@ def test_later_louder_sound_recomputes_features_and_keeps_kv_rows(
     assert not torch.equal(prompts[0].audio_mel[0], final.audio_mel[0][:, :800])
 
 
-def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(omni, monkeypatch) -> None:
     prompts = capture_ahead(omni, monkeypatch)
     speech = noise(9, 16000)
     with omni.session(**GREEDY) as session:
@@ -197,7 +191,7 @@ def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
         )
 
 
-def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) -> None:
+def test_a_prompt_before_the_first_window_ends_before_the_clip(omni) -> None:
     with omni.session("Be brief.") as session:
         session.append([IMAGE, text("And now:")])
         session.append_audio(tone(2.0), 16000)
@@ -208,7 +202,7 @@ def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) 
     assert len(early.images) == 1
 
 
-def test_the_prompt_of_a_possible_end_is_computed_ahead(omni: Qwen3Omni) -> None:
+def test_the_prompt_of_a_possible_end_is_computed_ahead(omni) -> None:
     """All rows but one are there when it was; and where it goes on, nothing is different."""
     clip = tone(1.0)
     with omni.session("Be brief.", **SHORT) as session:

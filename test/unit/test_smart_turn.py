@@ -52,7 +52,7 @@ def detected(
 
 
 @pytest.mark.parametrize("piece", [10**9, 700])
-def test_a_complete_turn_ends_at_its_pause(piece: int) -> None:
+def test_a_complete_turn_ends_at_its_pause(piece) -> None:
     judged: list[int] = []
 
     def complete(turn: NDArray[np.float32]) -> bool:
@@ -98,7 +98,7 @@ def test_a_pause_that_was_not_judged_does_not_end_the_turn() -> None:
     assert detector.judged(True) == []
 
 
-def test_a_session_without_it_says_that_silence_ends_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_it_says_that_silence_ends_turns(monkeypatch) -> None:
     monkeypatch.setattr(session_config, "can_detect", lambda: True)
     voices = Voices(())
     first = first_config("m", voices)

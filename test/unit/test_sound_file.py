@@ -123,9 +123,7 @@ WHOLE: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_samples_are_those_of_pyav_packet_by_packet(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_those_of_pyav_packet_by_packet(name, capfd) -> None:
     content = WHOLE[name]()
     expected, rate = by_pyav(content)
     heard, warnings = read(content, rate)
@@ -149,7 +147,7 @@ BY_SOUNDFILE: dict[str, Make] = {
 }
 
 
-def test_samples_are_those_of_libsndfile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_those_of_libsndfile(monkeypatch) -> None:
     """With PyAV and without it."""
     for av_module in (av, None):
         monkeypatch.setitem(sys.modules, "av", av_module)
@@ -160,7 +158,7 @@ def test_samples_are_those_of_libsndfile(monkeypatch: pytest.MonkeyPatch) -> Non
             assert warnings == [], name
 
 
-def test_without_pyav_only_files_that_need_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyav_only_files_that_need_it_are_refused(monkeypatch) -> None:
     contents = {name: make() for name, make in WHOLE.items()}
     monkeypatch.setitem(sys.modules, "av", None)
     for content in contents.values():
@@ -189,7 +187,7 @@ LONG: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_no_loss_is_silent(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_loss_is_silent(name, capfd) -> None:
     """Read a file that is cut short, one of two that are joined, and one with bytes behind it."""
     whole = LONG[name]()
     heard = read(whole)[0]
@@ -255,7 +253,7 @@ def test_frames_of_another_rate_are_resampled() -> None:
     assert max(lags) > 0.999
 
 
-def test_a_file_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_too_many_packets_is_refused(monkeypatch) -> None:
     content, video = mpeg(), make_video()
     said = r"^here: \d+ bytes has more than 20 packets\. Send a part of it\.$"
     monkeypatch.setattr(container, "MOST_PACKETS", 20)
@@ -269,7 +267,7 @@ def test_a_file_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("form", ["webm", "mp4"])
-def test_what_a_codec_adds_at_the_beginning_is_left_out(form: str) -> None:
+def test_what_a_codec_adds_at_the_beginning_is_left_out(form) -> None:
     """Opus begins with 312 samples that are no sound, which its container says."""
     heard = read(make_recording(form, "libopus", seconds=2.0))[0]
     assert len(heard) == pytest.approx(2 * RATE, abs=400)
@@ -315,7 +313,7 @@ class TestStretch:
 
     @pytest.mark.parametrize("rate", [RATE, 44100])
     @pytest.mark.parametrize("kind", ["array", "pair", "arriving", "WAV", "FLAC", "OGG", "MP3"])
-    def test_only_what_is_between_is_used(self, kind: str, rate: int) -> None:
+    def test_only_what_is_between_is_used(self, kind, rate) -> None:
         samples = chirp(rate, 2.0)[:, 0]
         given: Any = {
             "array": samples,
@@ -365,7 +363,7 @@ class TestStretch:
             ({"audio_start": 0.99}, r"lasts 0\.010 s"),
         ],
     )
-    def test_what_is_no_part_is_refused(self, given: dict[str, Any], said: str) -> None:
+    def test_what_is_no_part_is_refused(self, given, said) -> None:
         pieces = [chirp(RATE, 0.5)[:, 0]] * 2
         for audio in (written("WAV"), np.concatenate(pieces), iter(pieces)):
             with pytest.raises(AudioError, match=f"^here.*{said}"):
@@ -386,7 +384,7 @@ OTHERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_formats_are_named_and_not_opened(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_formats_are_named_and_not_opened(name, monkeypatch) -> None:
     monkeypatch.setattr(container, "opened", None)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     said = rf"^here: \d+ bytes is {name}, which is not read\. Convert it, .*ffmpeg -i FILE "
@@ -430,7 +428,7 @@ def with_many_packets(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_name_the_cause(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_cause(name, capfd) -> None:
     make, said = BAD[name]
     with pytest.raises(AudioError, match=f"^here.*({said})") as refused:
         read(make())

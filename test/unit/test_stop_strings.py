@@ -1,13 +1,12 @@
 """Strings that end a reply: found wherever they begin, and no part of one is passed on."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron import Qwen3Omni, TextDelta
+from qwen3_omni_neuron import TextDelta
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from testing.repeats import examples
@@ -17,7 +16,7 @@ LIMITS: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 24, "talker_max_n
 
 
 @pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> Tokenizer:
+def tokenizer(checkpoint) -> Tokenizer:
     return Tokenizer(checkpoint)
 
 
@@ -43,9 +42,7 @@ WORDS = st.sampled_from([" the", " one", " red", " hello", "<|im_end|>"])
     st.lists(st.one_of(TEXTS, WORDS), max_size=6).map("".join),
     st.lists(st.text(st.sampled_from("ab .e\u4f60o"), min_size=1, max_size=4), min_size=1),
 )
-def test_the_text_ends_before_the_first_stop_string(
-    tokenizer: Tokenizer, text: str, stops: list[str]
-) -> None:
+def test_the_text_ends_before_the_first_stop_string(tokenizer, text, stops) -> None:
     token_ids = tokenizer.encode_words(text)
     whole = tokenizer.decode(token_ids)
     cuts = [at for at in map(whole.find, stops) if at >= 0]
@@ -60,7 +57,7 @@ def test_the_text_ends_before_the_first_stop_string(
         assert got == whole
 
 
-def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer: Tokenizer) -> None:
+def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer) -> None:
     watch = StopStrings(["abc"], tokenizer.decode, tokenizer.encode_words)
     a, b, x = (tokenizer.encode_words(letter)[0] for letter in "abx")
     assert watch.push(a) == ([], False)
@@ -68,7 +65,7 @@ def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer: Toke
     assert watch.push(x) == ([a, b, x], False)
 
 
-def test_an_incomplete_character_is_no_replacement_character(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_is_no_replacement_character(tokenizer) -> None:
     """Nor does a stop string of one end a text at a character of several tokens."""
     emoji = tokenizer.encode_words("a\U0001f600b")
     assert len(emoji) > 3
@@ -77,7 +74,7 @@ def test_an_incomplete_character_is_no_replacement_character(tokenizer: Tokenize
     assert run(tokenizer, written, ["\ufffd"])[:2] == ("a", True)
 
 
-def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni: Qwen3Omni) -> None:
+def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni) -> None:
     whole = omni.generate_audio(HELLO, **LIMITS)
     assert len(whole.text) > 8
     stop = whole.text[5:7]
@@ -91,7 +88,7 @@ def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni: Qwen3Omni)
     assert "".join(texts) == cut
 
 
-def test_a_stop_string_that_does_not_come_changes_nothing(omni: Qwen3Omni) -> None:
+def test_a_stop_string_that_does_not_come_changes_nothing(omni) -> None:
     plain = omni.generate_audio(HELLO, **LIMITS)
     stops = ["\u4f60\u597d" * 3, plain.text[-1] + "never"]
     watched = omni.generate_audio(HELLO, stop=stops, **LIMITS)

@@ -76,26 +76,26 @@ def test_another_kind_checkpoint_format_or_file_is_refused_by_its_name() -> None
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", {"a set"}], ids=repr)
-def test_a_value_that_json_lacks_is_not_stored(value: Any) -> None:
+def test_a_value_that_json_lacks_is_not_stored(value) -> None:
     with pytest.raises(StoredSessionError, match="has a value that can't be stored"):
         pack("session", KEY, {"options": [value]})
 
 
-def test_what_is_no_file_is_refused(omni: Qwen3Omni, tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(omni, tmp_path) -> None:
     for name, match in ((".", "is not a file"), ("nowhere", "does not exist")):
         with pytest.raises(StoredSessionError, match=match):
             omni.restore_session(tmp_path / name)
 
 
 @pytest.fixture(scope="module")
-def template_with_tools(omni: Qwen3Omni) -> Iterator[None]:
+def template_with_tools(omni) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omni.prompt_builder._template, "takes_tools", True)
         yield
 
 
 @pytest.fixture(scope="module")
-def session(omni: Qwen3Omni, template_with_tools: None) -> Session:
+def session(omni, template_with_tools) -> Session:
     """A session with all that a session can have."""
     tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
     session = omni.session(
@@ -129,7 +129,7 @@ def restored(omni: Qwen3Omni, document: Any) -> Session:
     return other
 
 
-def test_a_restored_session_has_all_of_it(omni: Qwen3Omni, session: Session) -> None:
+def test_a_restored_session_has_all_of_it(omni, session) -> None:
     data = pack("session", omni.checkpoint_fingerprint, session.document())
     other = restored(omni, unpack(data, "session", omni.checkpoint_fingerprint, "it"))
     assert_same_prompt(prompt_of(other), prompt_of(session))
@@ -141,7 +141,7 @@ def test_a_restored_session_has_all_of_it(omni: Qwen3Omni, session: Session) -> 
     assert_same_prompt(omni.prompt_builder.prompt(other.messages, **options), prompt_of(session))
 
 
-def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni: Qwen3Omni) -> None:
+def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())
@@ -156,7 +156,7 @@ def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni: Qwen3
             other.heard(0)
 
 
-def test_a_session_of_an_earlier_version_is_read(omni: Qwen3Omni) -> None:
+def test_a_session_of_an_earlier_version_is_read(omni) -> None:
     """It has neither what is shown of its turns nor what counts for them."""
     with omni.session(**SHORT) as session:
         session.append("Hello")
@@ -169,7 +169,7 @@ def test_a_session_of_an_earlier_version_is_read(omni: Qwen3Omni) -> None:
         assert plain(restored(omni, made).document()) == plain(session.document())
 
 
-def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni: Qwen3Omni) -> None:
+def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni) -> None:
     """Version 0.2.0 had that value, which a new session is refused."""
     with pytest.raises(OptionError, match="runaway_speech must be end or keep, got 'redraw'"):
         omni.session(runaway_speech="redraw")
@@ -178,9 +178,7 @@ def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni: Qwen3Omni)
     assert restored(omni, made)._options == RequestOptions(seed=7, runaway_speech="end")
 
 
-def test_when_a_session_can_not_be_saved_or_restored(
-    omni: Qwen3Omni, tmp_path: Path, slow_steps: None
-) -> None:
+def test_when_a_session_can_not_be_saved_or_restored(omni, tmp_path, slow_steps) -> None:
     file = tmp_path / "session"
     with omni.session(**GREEDY) as session:
         session.append_audio(tone(0.3), 16000)
@@ -199,9 +197,7 @@ def test_when_a_session_can_not_be_saved_or_restored(
     assert file.read_bytes() == earlier
 
 
-def test_a_file_that_can_not_be_written_leaves_the_earlier_one(
-    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_can_not_be_written_leaves_the_earlier_one(omni, tmp_path, monkeypatch) -> None:
     file = tmp_path / "session"
     with omni.session() as session:
         session.save(file)
@@ -228,9 +224,7 @@ def test_a_file_that_can_not_be_written_leaves_the_earlier_one(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_session_is_saved_once_at_a_time(
-    omni: Qwen3Omni, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_is_saved_once_at_a_time(omni, tmp_path, monkeypatch) -> None:
     """Two writers would share the file's temporary name."""
     file, flush = tmp_path / "session", os.fsync
     with omni.session() as session:
@@ -249,7 +243,7 @@ def test_a_session_is_saved_once_at_a_time(
     omni.restore_session(file)
 
 
-def test_a_checkpoint_is_told_by_all_that_a_conversation_depends_on(checkpoint: Path) -> None:
+def test_a_checkpoint_is_told_by_all_that_a_conversation_depends_on(checkpoint) -> None:
     found = {conversation_fingerprint(checkpoint)}
     for name in ("chat_template.json", "tokenizer_config.json", "preprocessor_config.json"):
         file = checkpoint / name

@@ -1,7 +1,6 @@
 """Text is measured before it is read, and tokenised in portions, with other threads going on."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ def prompt_builder() -> PromptBuilder:
 
 
 @pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_steps(monkeypatch) -> None:
     """Measures and divides short texts as otherwise only long ones are."""
     monkeypatch.setattr(tokenizer, "AT_ONCE", 0)
     monkeypatch.setattr(tokenizer, "_PORTION", 7)
@@ -74,7 +73,7 @@ class Watched:
 @given(nasty_texts)
 @example(["\u1112\u1161\u11ab"] * 20)
 @example(["e\u0301"] * 20)
-def test_a_text_has_at_least_as_many_tokens_as_it_is_measured_to_have(parts: list[str]) -> None:
+def test_a_text_has_at_least_as_many_tokens_as_it_is_measured_to_have(parts) -> None:
     text, shipped = "".join(parts), Tokenizer(SPEAKING_CHECKPOINT)
     for encode in (shipped.encode, shipped.encode_words):
         assert shipped.least_tokens(text) <= len(encode(text))
@@ -82,7 +81,7 @@ def test_a_text_has_at_least_as_many_tokens_as_it_is_measured_to_have(parts: lis
 
 @pytest.mark.usefixtures("small_steps")
 @given(nasty_texts)
-def test_a_text_in_portions_has_the_tokens_of_the_whole(parts: list[str]) -> None:
+def test_a_text_in_portions_has_the_tokens_of_the_whole(parts) -> None:
     text, shipped = "".join(parts), Tokenizer(SPEAKING_CHECKPOINT)
     assert "".join(tokenizer._portions(text)) == text
     for backend, encode in (
@@ -93,9 +92,7 @@ def test_a_text_in_portions_has_the_tokens_of_the_whole(parts: list[str]) -> Non
 
 
 @pytest.mark.parametrize("name", ["<a b>", "<a\nb>"])
-def test_a_text_is_not_divided_within_an_added_token(
-    name: str, tmp_path: Path, small_steps: None
-) -> None:
+def test_a_text_is_not_divided_within_an_added_token(name, tmp_path, small_steps) -> None:
     for file in ("vocab.json", "merges.txt"):
         (tmp_path / file).write_bytes((SPEAKING_CHECKPOINT / file).read_bytes())
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -111,7 +108,7 @@ def test_a_text_is_not_divided_within_an_added_token(
 
 
 def test_a_long_text_is_tokenised_without_the_lock_and_no_further_than_it_fits(
-    monkeypatch: pytest.MonkeyPatch, prompt_builder: PromptBuilder
+    monkeypatch, prompt_builder
 ) -> None:
     """The library's methods for batches alone release the interpreter lock."""
     watched = Watched(prompt_builder._tokenizer._words)
@@ -129,7 +126,7 @@ def test_a_long_text_is_tokenised_without_the_lock_and_no_further_than_it_fits(
 
 
 @pytest.fixture
-def nothing_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_reads(monkeypatch) -> Iterator[None]:
     """Refuses every reading of a text whose cost is more than that of a measure."""
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -156,14 +153,14 @@ def nothing_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_a_text_that_fits_nothing_is_refused_before_it_is_read(
-    prompt_builder: PromptBuilder, asked: Any, where: str, literal_text: bool
+    prompt_builder, asked, where, literal_text
 ) -> None:
     refused = rf"{where}\S* has \d+ characters, which are \d+ tokens or more, and {CONTEXT} fit"
     with pytest.raises(PromptTooLongError, match=refused):
         prompt_builder.prompt(asked, most_tokens=CONTEXT, literal_text=literal_text)
 
 
-def test_a_text_that_just_fills_the_context_fits(prompt_builder: PromptBuilder) -> None:
+def test_a_text_that_just_fills_the_context_fits(prompt_builder) -> None:
     """Measured, tokenised in portions, and counted to the last token."""
     for literal_text in (False, True):
         for text in ("hello the " * 4000, "\u4f60\u597d\u3002" * 6000, "e\u0301" * 9000):
@@ -177,7 +174,7 @@ def test_a_text_that_just_fills_the_context_fits(prompt_builder: PromptBuilder) 
                 prompt_builder.prompt(said(text), most_tokens=most - 1, literal_text=literal_text)
 
 
-def test_a_session_measures_what_it_is_given(omni: Qwen3Omni) -> None:
+def test_a_session_measures_what_it_is_given(omni) -> None:
     too_long = pytest.raises(PromptTooLongError, match="tokens or more")
     with omni.session() as session:
         with too_long:
@@ -193,7 +190,7 @@ def test_a_session_measures_what_it_is_given(omni: Qwen3Omni) -> None:
 
 
 def test_turns_that_fit_alone_and_not_together_are_refused_when_they_are_answered(
-    checkpoint: Path,
+    checkpoint,
 ) -> None:
     """Not when they are computed ahead, which a caller has not asked for."""
     with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni, omni.session() as session:
@@ -207,7 +204,7 @@ def test_turns_that_fit_alone_and_not_together_are_refused_when_they_are_answere
 
 
 @pytest.mark.parametrize("text", ["\u3002", "word ", "word, ", "a", "Yes. No! ", ".\u201d ", "\n"])
-def test_cutting_a_text_takes_a_time_that_grows_with_its_length(text: str) -> None:
+def test_cutting_a_text_takes_a_time_that_grows_with_its_length(text) -> None:
     """Counted in the characters whose tokens are counted."""
 
     def counted(length: int) -> int:
@@ -223,9 +220,7 @@ def test_cutting_a_text_takes_a_time_that_grows_with_its_length(text: str) -> No
     assert counted(64_000) < 16 * 64_000
 
 
-def test_what_is_never_spoken_in_one_piece_is_not_tokenised(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_never_spoken_in_one_piece_is_not_tokenised(omni, monkeypatch) -> None:
     watched = Watched(omni.prompt_builder._tokenizer._words)
     monkeypatch.setattr(omni.prompt_builder._tokenizer, "_words", watched)
     with pytest.raises(PromptTooLongError, match=r"\d+ tokens or more without white space"):

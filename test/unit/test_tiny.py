@@ -1,7 +1,6 @@
 """Tiny checkpoints keep to the released layout."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,13 +30,11 @@ FILES = {
 }
 
 
-def test_the_files_are_the_released_ones(checkpoint: Path) -> None:
+def test_the_files_are_the_released_ones(checkpoint) -> None:
     assert {file.name for file in checkpoint.iterdir()} == FILES
 
 
-def test_transformers_loads_it_with_nothing_missing_and_nothing_left_over(
-    checkpoint: Path,
-) -> None:
+def test_transformers_loads_it_with_nothing_missing_and_nothing_left_over(checkpoint) -> None:
     model, info = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
         checkpoint, output_loading_info=True
     )
@@ -48,7 +45,7 @@ def test_transformers_loads_it_with_nothing_missing_and_nothing_left_over(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_drawn_checkpoint_is_the_written_one(tmp_path: Path, dtype: str) -> None:
+def test_a_drawn_checkpoint_is_the_written_one(tmp_path, dtype) -> None:
     written = write_tiny_checkpoint(tmp_path / "written", seed=5, dtype=dtype)
     drawn = write_tiny_checkpoint(tmp_path / "drawn", seed=5, dtype=dtype, drawn=True)
     assert not list(drawn.glob("*.safetensors*"))
@@ -59,7 +56,7 @@ def test_a_drawn_checkpoint_is_the_written_one(tmp_path: Path, dtype: str) -> No
             assert one.dtype == other.dtype and torch.equal(one, other), name
 
 
-def test_drawn_checkpoints_of_two_seeds_are_two_checkpoints(tmp_path: Path) -> None:
+def test_drawn_checkpoints_of_two_seeds_are_two_checkpoints(tmp_path) -> None:
     one, other = (
         write_tiny_checkpoint(tmp_path / str(seed), seed=seed, drawn=True) for seed in (1, 2)
     )
@@ -67,7 +64,7 @@ def test_drawn_checkpoints_of_two_seeds_are_two_checkpoints(tmp_path: Path) -> N
     assert fingerprint(one) == fingerprint(write_tiny_checkpoint(tmp_path / "3", 1, drawn=True))
 
 
-def test_a_broken_file_of_a_drawn_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_broken_file_of_a_drawn_checkpoint_is_named(tmp_path) -> None:
     folder = write_tiny_checkpoint(tmp_path, drawn=True)
     for content in ("", "[]", "{}"):
         (folder / "drawn.json").write_text(content)
@@ -76,7 +73,7 @@ def test_a_broken_file_of_a_drawn_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["wide", "released"])
-def test_a_large_size_has_the_parameters_of_transformers(tmp_path: Path, size: str) -> None:
+def test_a_large_size_has_the_parameters_of_transformers(tmp_path, size) -> None:
     """Names as in the release, shapes from modules without memory, expert by expert or stacked."""
     raw = config_dict(SIZES[size], write_tokenizer(tmp_path), "bfloat16")
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -95,9 +92,7 @@ def test_the_speaking_size_is_that_of_the_checkpoint_that_ships() -> None:
     assert config_dict(SIZES["speaking"], {**vocab, **special}, "bfloat16") == raw
 
 
-def test_a_parameter_filled_in_blocks_has_the_values_of_one_filled_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_parameter_filled_in_blocks_has_the_values_of_one_filled_at_once(monkeypatch) -> None:
     """Also the row that ends a reply, in whichever block it lies."""
     at_once, in_blocks = torch.empty(2, 10, 48)
     numbers = 1, 0.0, 1.0, 9

@@ -34,19 +34,19 @@ PIECES = st.one_of(st.text(max_size=12), st.sampled_from(SPECIAL_TOKENS), st.jus
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(made)
     return made
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> Tokenizer:
+def ours(folder) -> Tokenizer:
     return Tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> Any:
+def theirs(folder) -> Any:
     return Qwen2TokenizerFast.from_pretrained(folder)
 
 
@@ -59,20 +59,18 @@ def agree(ours: Tokenizer, theirs: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_are_those_of_transformers(ours: Tokenizer, theirs: Any, text: str) -> None:
+def test_tokens_are_those_of_transformers(ours, theirs, text) -> None:
     agree(ours, theirs, text)
 
 
 @given(st.lists(PIECES, max_size=6).map("".join))
 @settings(max_examples=examples(300), deadline=None)
-def test_tokens_of_any_text_are_those_of_transformers(
-    ours: Tokenizer, theirs: Any, text: str
-) -> None:
+def test_tokens_of_any_text_are_those_of_transformers(ours, theirs, text) -> None:
     agree(ours, theirs, text)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_of_the_shipped_checkpoint_are_those_of_transformers(text: str) -> None:
+def test_tokens_of_the_shipped_checkpoint_are_those_of_transformers(text) -> None:
     agree(
         Tokenizer(SPEAKING_CHECKPOINT),
         Qwen2TokenizerFast.from_pretrained(SPEAKING_CHECKPOINT),
@@ -81,16 +79,14 @@ def test_tokens_of_the_shipped_checkpoint_are_those_of_transformers(text: str) -
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_bytes_of_tokens_are_those_of_the_text(ours: Tokenizer, text: str) -> None:
+def test_the_bytes_of_tokens_are_those_of_the_text(ours, text) -> None:
     token_ids = ours.encode(text)
     whole = b"".join(map(ours.token_bytes, token_ids)).decode()
     assert whole == ours._backend.decode(token_ids, skip_special_tokens=False)
     assert ours.token_bytes(1 << 30) == b""
 
 
-def test_a_tokenizer_saved_by_transformers_is_the_same(
-    ours: Tokenizer, theirs: Any, tmp_path: Path
-) -> None:
+def test_a_tokenizer_saved_by_transformers_is_the_same(ours, theirs, tmp_path) -> None:
     """It writes tokenizer.json, with or without the two files that it was made from."""
     theirs.save_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
@@ -105,7 +101,7 @@ def test_a_tokenizer_saved_by_transformers_is_the_same(
         assert saved.token(index) == ours.token(index) == theirs.convert_ids_to_tokens(index)
 
 
-def test_added_tokens_behind_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_added_tokens_behind_another_vocabulary_are_refused(folder, tmp_path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"more": len(vocab)}))
@@ -115,9 +111,7 @@ def test_added_tokens_behind_another_vocabulary_are_refused(folder: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
 @pytest.mark.parametrize("broken", [None, "{"])
-def test_files_that_cannot_be_used_are_refused(
-    folder: Path, tmp_path: Path, name: str, broken: str | None
-) -> None:
+def test_files_that_cannot_be_used_are_refused(folder, tmp_path, name, broken) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).unlink()
     if broken is not None:
@@ -126,9 +120,7 @@ def test_files_that_cannot_be_used_are_refused(
         Tokenizer(tmp_path)
 
 
-def test_the_shipped_template_takes_tools_and_prompts_without_them_are_as_trained(
-    tmp_path: Path,
-) -> None:
+def test_the_shipped_template_takes_tools_and_prompts_without_them_are_as_trained(tmp_path) -> None:
     """Training has rendered the plain template, of tiny checkpoints."""
     tokenizer = Tokenizer(SPEAKING_CHECKPOINT)
     (tmp_path / "chat_template.jinja").write_text(

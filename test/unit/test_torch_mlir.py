@@ -10,7 +10,6 @@ import torch
 from torch import distributed, fx
 
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import PARTS
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
@@ -55,9 +54,7 @@ def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
 
 
 @pytest.mark.parametrize("case", [*PARTS, *PLANS])
-def test_every_graph_is_imported_and_lowered(
-    modules: list[tuple[Counter[str], str]], case: str, config: OmniConfig
-) -> None:
+def test_every_graph_is_imported_and_lowered(modules, case, config) -> None:
     plan, before = PLANS.get(case, TINY_PLAN), len(modules)
     spec = part_spec(config, plan, case.partition(" ")[0])
     run_once(spec, spec.graphs)
@@ -81,7 +78,7 @@ def two_ranks() -> Iterator[None]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_collectives_of_two_ranks_are_carried_with_fixed_shapes(
-    modules: list[tuple[Counter[str], str]], two_ranks: None, part: str, config: OmniConfig
+    modules, two_ranks, part, config
 ) -> None:
     """At one size of each graph."""
     spec, before = part_spec(config, replace(TINY_PLAN, tp=Degrees.same(2)), part), len(modules)

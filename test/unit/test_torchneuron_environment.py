@@ -14,7 +14,6 @@ from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.target import TORCHNEURON
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
@@ -31,7 +30,7 @@ SHOWN = (*settings(Path("/model"), 1), *COMPILE_ONLY)
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset(monkeypatch) -> None:
     for name in SHOWN:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -51,7 +50,7 @@ def test_nothing_may_run_on_the_cpu_in_silence() -> None:
 
 
 def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
-    checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+    checkpoint, config, monkeypatch
 ) -> None:
     """It is in a tree's manifest and makes each model's origin; another target has none."""
     plans = {
@@ -87,16 +86,14 @@ def test_all_settings_are_put_into_the_environment() -> None:
         ("NEURON_CC_FLAGS", "--model-type=transformer --auto-cast=none"),
     ],
 )
-def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, needed: str) -> None:
+def test_another_value_is_refused(monkeypatch, name, needed) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(OptionError, match=rf"{name} is '1', and .* needs '{needed}'\. Unset it"):
         set_before_import(SETTINGS)
     assert "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION" not in os.environ
 
 
-def test_a_tree_of_other_compiler_flags_is_refused(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+def test_a_tree_of_other_compiler_flags_is_refused(checkpoint, config, tmp_path) -> None:
     """TorchNeuron would find none of its NEFFs: their names have the flags."""
     versions = TORCHNEURON.versions()
     assert versions.items() >= COMPILER_FLAGS.items()
@@ -108,7 +105,7 @@ def test_a_tree_of_other_compiler_flags_is_refused(
         open_tree(tmp_path, checkpoint, config, {"torchneuron": TORCHNEURON}, {})
 
 
-def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_come_after_the_import_are_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_neuronx", ModuleType("torch_neuronx"))
     with pytest.raises(OptionError, match=r"imported before .* TORCH_NEURONX_DISABLE_FALLBACK"):
         set_before_import(SETTINGS)
@@ -117,7 +114,7 @@ def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.Mon
     set_before_import(SETTINGS)
 
 
-def test_the_settings_are_made_before_torch_is_imported(tmp_path: Path) -> None:
+def test_the_settings_are_made_before_torch_is_imported(tmp_path) -> None:
     """torch imports TorchNeuron by itself where it is installed.
 
     All that a compile writes is in the model's folder, where the next run finds what a killed one

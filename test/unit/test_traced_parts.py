@@ -12,7 +12,6 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.parameters import converted
 from qwen3_omni_neuron.errors import ClosedError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import TracedPart
@@ -32,13 +31,13 @@ TOOLCHAIN = SimulatedToolchain()
 
 
 @pytest.fixture(scope="module")
-def double(checkpoint: Path, config: OmniConfig) -> Models:
+def double(checkpoint, config) -> Models:
     weights = load_models(Checkpoint(checkpoint), config, torch.float64)
     return with_weights(static_models(config, torch.float64), weights)
 
 
 @pytest.fixture
-def vocoder(checkpoint: Path, config: OmniConfig, tmp_path: Path) -> LoadedPart:
+def vocoder(checkpoint, config, tmp_path) -> LoadedPart:
     return loaded(plain_spec(config, "code2wav", 2), checkpoint, tmp_path)
 
 
@@ -56,7 +55,7 @@ def bytes_of_data(path: Path) -> int:
 @pytest.mark.parametrize("tp", TP)
 @pytest.mark.parametrize("part", PLAIN_PARTS)
 def test_every_graph_of_a_loaded_part_is_the_graph(
-    checkpoint: Path, config: OmniConfig, double: Models, tmp_path: Path, part: str, tp: int
+    checkpoint, config, double, tmp_path, part, tp
 ) -> None:
     """With the state that the calls before it left, where there is one."""
     given = loaded(plain_spec(config, part, tp), checkpoint, tmp_path)
@@ -73,9 +72,7 @@ def test_every_graph_of_a_loaded_part_is_the_graph(
 
 @pytest.mark.parametrize("tp", TP)
 @pytest.mark.parametrize("part", PLAIN_PARTS)
-def test_the_files_of_all_ranks_are_the_weights(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path, part: str, tp: int
-) -> None:
+def test_the_files_of_all_ranks_are_the_weights(checkpoint, config, tmp_path, part, tp) -> None:
     """Put together again, to the bit; and each is what the traced module takes."""
     spec = plain_spec(config, part, tp, torch.bfloat16)
     write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
@@ -92,7 +89,7 @@ def test_the_files_of_all_ranks_are_the_weights(
     assert written == part_shard_bytes(spec)
 
 
-def test_graphs_of_a_part_have_one_forward_and_named_parameters(config: OmniConfig) -> None:
+def test_graphs_of_a_part_have_one_forward_and_named_parameters(config) -> None:
     for part in PLAIN_PARTS:
         spec = plain_spec(config, part, 1)
         modules = list(TracedPart(spec, Alone()).graphs.values())
@@ -107,9 +104,7 @@ def test_graphs_of_a_part_have_one_forward_and_named_parameters(config: OmniConf
             modules[0](colour=torch.zeros(1))
 
 
-def test_on_the_device_an_int64_is_an_int32(
-    checkpoint: Path, config: OmniConfig, tmp_path: Path
-) -> None:
+def test_on_the_device_an_int64_is_an_int32(checkpoint, config, tmp_path) -> None:
     """Inputs, outputs, state and constants; and it comes back to the host as it was."""
     for name in ("code_predictor", "code2wav"):
         spec, folder = plain_spec(config, name, 2), tmp_path / name
@@ -135,7 +130,7 @@ def test_on_the_device_an_int64_is_an_int32(
         assert torch.int64 not in kinds
 
 
-def test_a_call_of_other_inputs_than_were_compiled_fails(vocoder: LoadedPart) -> None:
+def test_a_call_of_other_inputs_than_were_compiled_fails(vocoder) -> None:
     label = "code2wav[streams=3,frames=4]"
     codes, slots, position = vocoder.graphs[label].example(0)[:3]
     with pytest.raises(AssertionError, match=r"frames=4\] was called with codes \(\(3, 16, 3\),"):

@@ -2,7 +2,6 @@
 
 import random
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from train.vocabulary import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, prompts, writt
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_training_never_meets_what_is_held_out(heard: bool) -> None:
+def test_training_never_meets_what_is_held_out(heard) -> None:
     trained = prompts(random.Random(0), 2000, heard=heard, held_out=False)
     left_out = prompts(random.Random(1), 300, heard=heard, held_out=True)
     assert not {p.words for p in trained} & {p.words for p in left_out}
@@ -75,9 +74,7 @@ def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
     assert judge.hear(np.zeros(RATE, np.float32)) == []
 
 
-def test_training_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(fitting, "SAVE_EVERY", 2)
     trained = []
     for name, stops in (("whole", []), ("stopped", [5])):

@@ -1,7 +1,5 @@
 """The times of a spoken question, which follow from the table of costs."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.trn2 import cost
@@ -30,9 +28,7 @@ def columns(text: str, first: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
-def test_every_number_follows_from_the_rows_of_the_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_follows_from_the_rows_of_the_table(tmp_path, capsys, monkeypatch) -> None:
     """By hand: shared, all calls one after the other; here a frame has 0.25 ms of audio, so that
     the first chunk is the largest.
     """

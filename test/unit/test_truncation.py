@@ -13,7 +13,6 @@ from jinja2 import Environment
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError, PromptTooLongError
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.messages import ConversationPart, Truncation
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from testing.media_cases import CASES, assistant, audio, image, noise_image, text, tone, user
@@ -41,7 +40,7 @@ def calls() -> Calls:
 
 
 @pytest.fixture(scope="module")
-def small(checkpoint_of_seed: Any, calls: Calls) -> Iterator[Qwen3Omni]:
+def small(checkpoint_of_seed, calls) -> Iterator[Qwen3Omni]:
     """A model of a short context, whose engine calls are recorded."""
     checkpoint: Path = checkpoint_of_seed(1)
     with Qwen3Omni.load(
@@ -72,9 +71,7 @@ def kept_live(sizes: Sequence[tuple[int, int]], most: int, retained: float) -> l
     st.integers(1, 120),
     st.sampled_from((1.0, 0.8, 0.5, 0.0)),
 )
-def test_a_whole_conversation_is_cut_where_it_was_cut_turn_by_turn(
-    sizes: list[tuple[int, int]], most: int, retained: float
-) -> None:
+def test_a_whole_conversation_is_cut_where_it_was_cut_turn_by_turn(sizes, most, retained) -> None:
     parts = [part(r, n) for pair in sizes for r, n in zip(("user", "assistant"), pair, strict=True)]
     limits = Truncation(most + 7, retained)
     found = [limits.first_kept(7, parts[: 2 * at + 1]) for at in range(len(sizes))]
@@ -115,7 +112,7 @@ def test_truncation_leaves_room_for_the_reply_up_to_an_eighth_of_the_context() -
 
 @pytest.mark.parametrize("literal_text", [True, False])
 @pytest.mark.parametrize("name", ["five-turns", "users-in-a-row"])
-def test_each_part_is_counted_to_the_token(omni: Qwen3Omni, name: str, literal_text: bool) -> None:
+def test_each_part_is_counted_to_the_token(omni, name, literal_text) -> None:
     """At the kept prompt's length nothing more is dropped, and at one less the next turn is."""
     read, messages = omni.prompt_builder, CASES[name].messages
     system = [m for m in messages if m["role"] == "system"]
@@ -143,9 +140,7 @@ WITH_TOOLS = """{% if tools %}<|im_start|>system
 """
 
 
-def test_tools_are_kept_and_counted_and_replies_stay_words(
-    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_are_kept_and_counted_and_replies_stay_words(omni, monkeypatch) -> None:
     """Replies that spell a special token are of fewer tokens where they are taken for it."""
     read = omni.prompt_builder
     monkeypatch.setattr(read, "_template", SimpleNamespace(render=compiled(), takes_tools=True))
@@ -182,7 +177,7 @@ QUESTIONS = [
 ]
 
 
-def test_a_reply_is_the_one_to_the_kept_messages(small: Qwen3Omni, omni: Qwen3Omni) -> None:
+def test_a_reply_is_the_one_to_the_kept_messages(small, omni) -> None:
     """Token for token, code for code, in a session and for all messages at once."""
     with small.session("Be brief.", truncation="auto", **LIMITS) as session:
         for number, question in enumerate(QUESTIONS):
@@ -206,9 +201,7 @@ def test_a_reply_is_the_one_to_the_kept_messages(small: Qwen3Omni, omni: Qwen3Om
         assert result.codes.tolist() == expected.codes.tolist()
 
 
-def test_a_ratio_below_one_cuts_seldom_and_reuses_rows_between_cuts(
-    small: Qwen3Omni, calls: Calls
-) -> None:
+def test_a_ratio_below_one_cuts_seldom_and_reuses_rows_between_cuts(small, calls) -> None:
     """A ratio below 1 cuts seldom; then all but the new turn is reused."""
 
     def rows(option: Any) -> list[int]:
@@ -227,7 +220,7 @@ def test_a_ratio_below_one_cuts_seldom_and_reuses_rows_between_cuts(
     assert max(seldom) < min(each[5:])  # what is kept after a cut
 
 
-def test_speech_that_arrives_is_cut_as_at_its_end(small: Qwen3Omni, omni: Qwen3Omni) -> None:
+def test_speech_that_arrives_is_cut_as_at_its_end(small, omni) -> None:
     with small.session("Be brief.", [user(text("Hm? " * 60)), assistant("No.")]) as session:
         session.set_options(truncation="auto", **LIMITS)
         for _ in range(16):
@@ -238,7 +231,7 @@ def test_speech_that_arrives_is_cut_as_at_its_end(small: Qwen3Omni, omni: Qwen3O
     assert reply.codes.tolist() == omni.generate_audio(kept, **LIMITS).codes.tolist()
 
 
-def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small: Qwen3Omni) -> None:
+def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small) -> None:
     long = [user(text("Hm? " * 100)), assistant("No."), user(text("Hm? " * 60), text("Ha? " * 60))]
     with pytest.raises(PromptTooLongError, match=r"KV cache 320 .*let `truncation` drop"):
         small.generate_text(long, truncation="auto", **LIMITS)
@@ -249,9 +242,7 @@ def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small: Qwen3Omni)
     ).token_ids
 
 
-def test_an_old_turn_longer_than_the_context_is_dropped(
-    small: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_turn_longer_than_the_context_is_dropped(small, monkeypatch) -> None:
     """It is not tokenised either."""
     prompt_builder, long = small.prompt_builder, user(text("Hm? " * 100_000))
     encode, longest = Tokenizer._encode, []
@@ -266,7 +257,7 @@ def test_an_old_turn_longer_than_the_context_is_dropped(
         small.generate_text([SYSTEM, user(text("Yes")), assistant("No."), long], truncation="auto")
 
 
-def test_other_values_are_refused(small: Qwen3Omni) -> None:
+def test_other_values_are_refused(small) -> None:
     for wrong in (
         *("never", None, 0.8, [], {}, {"type": "retention_ratio"}, {"type": "auto"}),
         {"type": "retention_ratio", "retention_ratio": 1.1},
@@ -280,7 +271,7 @@ def test_other_values_are_refused(small: Qwen3Omni) -> None:
             small.session(truncation=wrong)
 
 
-def test_old_images_are_dropped_and_none_is_shrunk(small: Qwen3Omni) -> None:
+def test_old_images_are_dropped_and_none_is_shrunk(small) -> None:
     picture = {"type": "image", "image": noise_image(384, 384)}  # 144 tokens
     asked = [user(picture), assistant("A cat."), user(picture), assistant("A dog."), user(picture)]
     builder = small.prompt_builder
@@ -291,9 +282,7 @@ def test_old_images_are_dropped_and_none_is_shrunk(small: Qwen3Omni) -> None:
         small.generate_text(asked, **LIMITS)
 
 
-def test_only_turns_that_may_fit_are_tokenised(
-    prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_turns_that_may_fit_are_tokenised(prompt_builder, monkeypatch) -> None:
     asked = [SYSTEM, *(user(text(f"Turn {i}")) for i in range(2000))]
     tokenised, encode = list[int](), prompt_builder._template_ids
 
@@ -307,9 +296,7 @@ def test_only_turns_that_may_fit_are_tokenised(
     assert len(tokenised) < 100
 
 
-def test_a_texts_least_tokens_take_linear_time_for_marks_out_of_their_order(
-    prompt_builder: PromptBuilder,
-) -> None:
+def test_a_texts_least_tokens_take_linear_time_for_marks_out_of_their_order(prompt_builder) -> None:
     marks, start_s = "a" + "\u0315\u0300" * 40_000, time.monotonic()
     assert 0 < prompt_builder.least_tokens(marks) <= len(prompt_builder.encode_words(marks))
     assert time.monotonic() - start_s < 5  # unicodedata.normalize takes half a minute

@@ -7,8 +7,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.neuron import versions
 from qwen3_omni_neuron.neuron.versions import is_supported, supported_neuron
@@ -55,7 +53,7 @@ def built_metadata(folder: Path, pyproject: str) -> metadata.Distribution:
     return metadata.Distribution.at(found)
 
 
-def test_the_package_has_one_version(tmp_path: Path) -> None:
+def test_the_package_has_one_version(tmp_path) -> None:
     assert not re.search(r"^version = \"", PYPROJECT, re.MULTILINE)
     assert built_metadata(tmp_path, PYPROJECT).version == PACKAGE_VERSION
 
@@ -81,9 +79,7 @@ def test_what_counts_as_supported() -> None:
         assert is_supported(version, supported) is expected
 
 
-def test_another_version_of_torchneuron_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_version_of_torchneuron_is_named(monkeypatch, caplog) -> None:
     here = {"torch": "2.13.0", "torch-neuronx": "2.12.1.0", "python": "3.12.3"}
     monkeypatch.setattr(versions, "installed_version", here.get)
     versions.require_torchneuron()

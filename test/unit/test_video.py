@@ -47,9 +47,7 @@ def reference_indices(total: int, file_fps: float, fps: float, most: int = 768) 
     ],
 )
 @pytest.mark.parametrize("fps", [2, 7.5, 30, 100])
-def test_frames_are_those_that_the_reference_samples(
-    container: str, codec: str, b_frames: int, fps: float
-) -> None:
+def test_frames_are_those_that_the_reference_samples(container, codec, b_frames, fps) -> None:
     import av
 
     if codec not in av.codecs_available:
@@ -62,7 +60,7 @@ def test_frames_are_those_that_the_reference_samples(
 
 @pytest.mark.parametrize("rate", [7, 24, 25, 60])
 @pytest.mark.parametrize("container", ["mp4", "matroska"])  # matroska counts whole milliseconds
-def test_any_rate_of_a_file_is_seen_at_2_frames_a_second(rate: int, container: str) -> None:
+def test_any_rate_of_a_file_is_seen_at_2_frames_a_second(rate, container) -> None:
     n = 40 if rate < 60 else 39
     video = load(make_video(n, rate=rate, container=container))
     assert frame_numbers(video.frames) == reference_indices(n, rate, 2)
@@ -70,14 +68,14 @@ def test_any_rate_of_a_file_is_seen_at_2_frames_a_second(rate: int, container: s
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_short_videos_have_all_their_frames_but_an_odd_one(n: int) -> None:
+def test_short_videos_have_all_their_frames_but_an_odd_one(n) -> None:
     video = load(make_video(n))
     assert len(video.frames) == max(1, n // 2 * 2)
     assert len(video.frames) / video.fps == pytest.approx(n / 30, abs=0.002)
 
 
 @pytest.mark.parametrize("container", ["matroska", "mp4"])
-def test_of_a_variable_rate_the_frame_on_the_screen_is_seen(container: str) -> None:
+def test_of_a_variable_rate_the_frame_on_the_screen_is_seen(container) -> None:
     # Ten frames in a hurry, then long stills.
     times = [0, 10, 20, 30, 40, 50, 1000, 1100, 3000, 3900]
     video = load(make_video(10, times_ms=times, container=container))
@@ -93,7 +91,7 @@ def test_of_a_variable_rate_the_frame_on_the_screen_is_seen(container: str) -> N
 
 
 @pytest.mark.parametrize("degrees", [90, 180, 270])
-def test_frames_are_turned_as_the_file_says(degrees: int) -> None:
+def test_frames_are_turned_as_the_file_says(degrees) -> None:
     from av.video.stream import VideoStream
 
     if not hasattr(VideoStream, "set_display_rotation"):
@@ -113,9 +111,7 @@ def tone_of(audio: np.ndarray) -> float:
     ("container", "codec", "off"),
     [("mp4", "aac", 0.05), ("matroska", "pcm_s16le", 0.005), ("avi", "pcm_s16le", 0.005)],
 )
-def test_sound_is_mono_at_the_rate_that_was_asked_for(
-    container: str, codec: str, off: float
-) -> None:
+def test_sound_is_mono_at_the_rate_that_was_asked_for(container, codec, off) -> None:
     audio = load(make_video(container=container, audio=codec), audio_rate=RATE).audio
     assert audio is not None
     assert audio.dtype == np.float32
@@ -157,7 +153,7 @@ def grey_frames(n: int = 5) -> np.ndarray:
     return np.stack([np.full((*SIZE, 3), STEP * i, np.uint8) for i in range(n)])
 
 
-def test_frames_are_the_same_in_every_form(tmp_path: Path) -> None:
+def test_frames_are_the_same_in_every_form(tmp_path) -> None:
     frames = grey_frames()
     paths = []
     for index, frame in enumerate(frames):
@@ -249,7 +245,7 @@ def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(("codec", "kind"), [(b"avc1", "video"), (b"sowt", "audio")])
-def test_a_codec_without_a_decoder_is_refused(codec: bytes, kind: str) -> None:
+def test_a_codec_without_a_decoder_is_refused(codec, kind) -> None:
     data = make_video(container="mov", codec="libx264", audio="pcm_s16le")
     assert data.count(codec) >= 1
     with pytest.raises(VideoError, match=f"^here: the {kind} of {len(data)} bytes is of a codec"):
@@ -262,7 +258,7 @@ def test_sound_that_is_too_long_is_not_decoded_to_its_end() -> None:
         load_video(item, "here", audio_rate=16000, limit_s=2.0)
 
 
-def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
+def test_the_cover_of_a_song_is_no_video(tmp_path) -> None:
     import av
     from av.stream import Disposition
 
@@ -286,7 +282,7 @@ def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_playlist_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_playlist_opens_no_other_file(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("secret.mp4").write_bytes(make_video())
     Path("list.ffconcat").write_text("ffconcat version 1.0\nfile secret.mp4\n")
@@ -296,7 +292,7 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files as Linux does")
-def test_no_file_stays_open(tmp_path: Path) -> None:
+def test_no_file_stays_open(tmp_path) -> None:
     path, broken = tmp_path / "video.mp4", tmp_path / "broken.mp4"
     path.write_bytes(VIDEO)
     broken.write_bytes(VIDEO[:-500])

@@ -46,9 +46,7 @@ def made(tmp_path: Path, name: str) -> bytes:
 
 @pytest.mark.parametrize("part", [1.0, 0.7, 0.4])
 @pytest.mark.parametrize("name", FILES)
-def test_of_a_file_cut_short_what_is_there_is_used_and_said(
-    tmp_path: Path, name: str, part: float
-) -> None:
+def test_of_a_file_cut_short_what_is_there_is_used_and_said(tmp_path, name, part) -> None:
     """Frames are the packets that PyAV finds; the sound is as long as they are."""
     data = made(tmp_path, name)
     data = data[: int(len(data) * part)]
@@ -74,7 +72,7 @@ def test_of_a_file_cut_short_what_is_there_is_used_and_said(
     )
 
 
-def test_where_nothing_of_a_file_is_left_it_is_refused(tmp_path: Path) -> None:
+def test_where_nothing_of_a_file_is_left_it_is_refused(tmp_path) -> None:
     for name in FILES:
         data = made(tmp_path, name)
         with pytest.raises(VideoError, match=r"^here: \d+ bytes (can't be|has|is)"):
@@ -84,7 +82,7 @@ def test_where_nothing_of_a_file_is_left_it_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("container", "codec"), [("mp4", "libx264"), ("mp4", "mpeg4"), ("mpegts", "libx264")]
 )
-def test_of_a_damaged_file_what_can_be_decoded_is_used_and_said(container: str, codec: str) -> None:
+def test_of_a_damaged_file_what_can_be_decoded_is_used_and_said(container, codec) -> None:
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
     data = bytearray(make_video(40, container=container, codec=codec))
@@ -145,7 +143,7 @@ def test_a_file_whose_frames_change_their_size_is_used_and_said() -> None:
 
 
 @pytest.mark.parametrize("container", ["matroska", "mp4"])
-def test_frames_in_another_order_are_not_of_a_joined_file(container: str) -> None:
+def test_frames_in_another_order_are_not_of_a_joined_file(container) -> None:
     """FFmpeg knows no decoding time of the first packets, whose frames are shown later."""
     data = make_video(25, rate=25, container=container, codec="libx264", b_frames=3)
     video, warnings = load(data)

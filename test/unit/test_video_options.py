@@ -58,9 +58,7 @@ def test_frames_are_as_many_as_qwen_omni_utils_takes() -> None:
     [(None, 1), (0, 0.5), (0.1, 1.1), (0.5, None), (0.7, 0.8), (1, 99), (0.31, 0.39), (1.3, None)],
 )
 @pytest.mark.parametrize("container", ["mp4", "matroska", "avi", "mpegts"])
-def test_of_a_part_the_frames_are_seen_that_begin_in_it(
-    container: str, start: float | None, end: float | None
-) -> None:
+def test_of_a_part_the_frames_are_seen_that_begin_in_it(container, start, end) -> None:
     """Both ends belong to the part, as in qwen-vl-utils."""
     codec = "mpeg2video" if container == "mpegts" else "mpeg4"
     data = make_video(40, container=container, codec=codec, b_frames=2)
@@ -88,7 +86,7 @@ def test_of_a_part_at_a_variable_rate_the_frame_on_the_screen_is_seen() -> None:
         assert video.fps == pytest.approx(len(shown) / length, abs=1e-3)
 
 
-def test_a_part_is_decoded_from_the_keyframe_before_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_decoded_from_the_keyframe_before_it_on(monkeypatch) -> None:
     from qwen3_omni_neuron.prompt.media import video_file
 
     data = make_video(40)
@@ -113,9 +111,7 @@ def test_a_part_is_decoded_from_the_keyframe_before_it_on(monkeypatch: pytest.Mo
     ("start", "end", "seconds"),
     [(0.5, None, 0.5), (0.2, 0.6, 13 / 30), (None, 0.5, 16 / 30), (0.5, 99, 0.5)],
 )
-def test_the_sound_is_that_of_the_part(
-    start: float | None, end: float | None, seconds: float
-) -> None:
+def test_the_sound_is_that_of_the_part(start, end, seconds) -> None:
     data = make_video(30, container="matroska", audio="pcm_s16le")
     whole = load(data, rate=RATE).audio
     audio = load(data, rate=RATE, video_start=start, video_end=end).audio

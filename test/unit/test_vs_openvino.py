@@ -19,7 +19,7 @@ def executable(file: Path, text: str) -> None:
 
 
 @pytest.mark.release
-def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_both_sides_are_measured_in_processes_of_their_own(tmp_path) -> None:
     """OpenVINO's place is taken by our own side, its export by a copy of the checkpoint."""
     environment = tmp_path / "environment"
     executable(environment / "bin" / "python", f"exec {sys.executable} -m bench.peers.ours")

@@ -50,7 +50,7 @@ def starts(windows: list[Window], samples: Samples) -> list[int]:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 7.99, 8.0, 8.01, 9.5, 16.0, 40.3])
-def test_sound_is_cut_where_it_is_quiet_and_no_window_is_short(seconds: float) -> None:
+def test_sound_is_cut_where_it_is_quiet_and_no_window_is_short(seconds) -> None:
     samples = noise(seconds)
     pauses = [int(RATE * second) for second in (6.9, 13.2, 20.0, 27.5, 34.0)]
     for pause in pauses:
@@ -72,7 +72,7 @@ def test_sound_is_cut_where_it_is_quiet_and_no_window_is_short(seconds: float) -
 @pytest.mark.parametrize("last", [1.0, 0.1])
 @pytest.mark.diagonal
 def test_windows_of_sound_that_arrives_are_those_of_the_whole(
-    timed: bool, seconds: float, piece_s: float, last: float
+    timed, seconds, piece_s, last
 ) -> None:
     """None of them is known later than after 9 s of its own.
 
@@ -106,7 +106,7 @@ def test_silence_of_a_second_is_left_out_and_times_are_those_of_the_sound() -> N
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_short_sound_with_short_pauses_is_one_window_of_all_its_samples(timed: bool) -> None:
+def test_short_sound_with_short_pauses_is_one_window_of_all_its_samples(timed) -> None:
     samples = np.concatenate((silence(0.9), noise(2), silence(0.9), noise(0.33), silence(0.94)))
     (window,) = cut(samples, timed=timed)
     assert np.array_equal(window.samples, samples)
@@ -130,7 +130,7 @@ def test_silence_and_soft_steady_noise_have_no_windows() -> None:
 
 
 @pytest.mark.parametrize("db", [-40, -10])
-def test_loud_steady_sound_is_in_windows_whole(db: float) -> None:
+def test_loud_steady_sound_is_in_windows_whole(db) -> None:
     samples = noise(100, db)
     found = cut(samples)
     assert np.array_equal(np.concatenate([w.samples for w in found]), samples)
@@ -143,13 +143,13 @@ def test_noise_that_sound_stands_out_of_is_silence_also_where_nothing_does() -> 
 
 
 @pytest.mark.parametrize(("loud", "soft"), [(-3, -40), (-20, -60), (-300, -60)])
-def test_soft_sound_beside_a_loud_one_is_heard(loud: float, soft: float) -> None:
+def test_soft_sound_beside_a_loud_one_is_heard(loud, soft) -> None:
     samples = np.concatenate((noise(20, loud), silence(2), noise(3, soft), silence(2)))
     assert times(cut(samples))[-1] == (22.0, 25.0)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_sound_is_in_a_window_and_windows_are_apart(seed: int) -> None:
+def test_every_sound_is_in_a_window_and_windows_are_apart(seed) -> None:
     dice = np.random.default_rng(seed)
     parts, bursts, at = list[Samples](), list[tuple[int, int]](), 0
     for _ in range(60):
@@ -174,7 +174,7 @@ def test_every_sound_is_in_a_window_and_windows_are_apart(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("noise_db", "most_s"), [(None, 0.05), (-55, 0.2)])
-def test_times_are_those_of_the_synthesiser(noise_db: float | None, most_s: float) -> None:
+def test_times_are_those_of_the_synthesiser(noise_db, most_s) -> None:
     """docs/serving.md has these tolerances. Speech is at -20 to -10 dB."""
     dice = random.Random(1)
     parts, wanted, at = list[Samples](), list[tuple[float, float]](), 0

@@ -43,9 +43,7 @@ def frames_of(simulation: Simulation, *pieces: Sequence[int], frames: int = 20) 
 
 @pytest.mark.parametrize("tokens", range(1, 8))
 @pytest.mark.parametrize("shares_cores", [False, True])
-def test_a_written_reply_is_spoken_as_one_of_the_thinker(
-    simulate: Simulate, tokens: int, shares_cores: bool
-) -> None:
+def test_a_written_reply_is_spoken_as_one_of_the_thinker(simulate, tokens, shares_cores) -> None:
     simulation = simulate(shares_cores=shares_cores)
     for frames in (1, tokens, 30):
         result = finish(speak(simulation, TOKENS[:tokens], frames=frames))
@@ -58,7 +56,7 @@ def test_a_written_reply_is_spoken_as_one_of_the_thinker(
     simulation.assert_idle()
 
 
-def test_pieces_are_one_stream_in_one_slot(simulate: Simulate) -> None:
+def test_pieces_are_one_stream_in_one_slot(simulate) -> None:
     simulation = simulate(sizes=Sizes(slots=2))
     stream = speak(simulation, *SOME)
     slots, chunks, result = set(), [], None
@@ -88,9 +86,7 @@ def test_pieces_are_one_stream_in_one_slot(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("events", [0, 1, 4, 8, 12])
-def test_a_stream_that_is_closed_frees_its_slot_and_begins_no_other_piece(
-    simulate: Simulate, events: int
-) -> None:
+def test_a_stream_that_is_closed_frees_its_slot_and_begins_no_other_piece(simulate, events) -> None:
     simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
     piece_s = finish(speak(simulation, SOME[0])).timings.total_s
     stream = speak(simulation, *SOME)
@@ -101,7 +97,7 @@ def test_a_stream_that_is_closed_frees_its_slot_and_begins_no_other_piece(
     simulation.assert_idle()
 
 
-def test_an_error_in_one_piece_ends_them_all(simulate: Simulate) -> None:
+def test_an_error_in_one_piece_ends_them_all(simulate) -> None:
     simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
     fails = iter([False, True])
 
@@ -118,7 +114,7 @@ def test_an_error_in_one_piece_ends_them_all(simulate: Simulate) -> None:
     simulation.assert_idle()
 
 
-def test_the_thinkers_rows_in_the_slot_stay_what_they_were(simulate: Simulate) -> None:
+def test_the_thinkers_rows_in_the_slot_stay_what_they_were(simulate) -> None:
     simulation = simulate(Times(), sizes=Sizes(slots=1))
     first = finish(simulation.start(TOKENS))
     finish(speak(simulation, *SOME))

@@ -79,13 +79,13 @@ def contents(sdist: Path) -> dict[str, bytes]:
         }
 
 
-def test_there_is_one_archive_for_each_platform_and_one_of_the_sources(dist: Path) -> None:
+def test_there_is_one_archive_for_each_platform_and_one_of_the_sources(dist) -> None:
     expected = {f"{PACKAGE}.tar.gz", *(wheel_for(dist, name).name for name in PLATFORMS)}
     assert {file.name for file in dist.iterdir()} == expected
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_wheel_is_the_package_of_the_commit_with_its_library(dist: Path, platform: str) -> None:
+def test_a_wheel_is_the_package_of_the_commit_with_its_library(dist, platform) -> None:
     """Every Python takes it. Beside the sources it has what the build makes, and nothing more."""
     wheel = wheel_for(dist, platform)
     assert {str(tag) for tag in parse_wheel_filename(wheel.name)[3]} == {f"py3-none-{platform}"}
@@ -108,7 +108,7 @@ def test_a_wheel_is_the_package_of_the_commit_with_its_library(dist: Path, platf
 
 
 @pytest.mark.parametrize("platform", LINUX)
-def test_a_wheel_asks_for_no_newer_c_library_than_its_name_says(dist: Path, platform: str) -> None:
+def test_a_wheel_asks_for_no_newer_c_library_than_its_name_says(dist, platform) -> None:
     """auditwheel's verdict: the symbols are of glibc 2.28 or older, and it needs nothing else."""
     shown = judged("auditwheel", "show", wheel_for(dist, platform))
     found = re.search(r'platform tag:\s+"manylinux_2_(\d+)_(\w+)"', shown)
@@ -117,7 +117,7 @@ def test_a_wheel_asks_for_no_newer_c_library_than_its_name_says(dist: Path, plat
     assert platform.endswith(found[2])
 
 
-def test_an_index_takes_the_archives(dist: Path) -> None:
+def test_an_index_takes_the_archives(dist) -> None:
     """twine's verdict, without a warning."""
     shown = judged("twine", "check", "--strict", *sorted(dist.iterdir()))
     assert shown.count("PASSED") == 1 + len(PLATFORMS), shown
@@ -135,9 +135,7 @@ def judged(tool: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_another_build_gives_the_same_bytes(
-    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_build_gives_the_same_bytes(dist, tmp_path, monkeypatch) -> None:
     """In another folder, and with nothing that zig remembers of the first one."""
     monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "zig"))
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "zig"))
@@ -152,7 +150,7 @@ def digest(file: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def installed(dist, tmp_path_factory) -> Callable[..., str]:
     """Run a program of an environment with the wheel, without a compiler on PATH."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
@@ -180,9 +178,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-def test_an_installed_wheel_answers_in_c_without_a_compiler(
-    installed: Callable[..., str], tmp_path: Path
-) -> None:
+def test_an_installed_wheel_answers_in_c_without_a_compiler(installed, tmp_path) -> None:
     rows = installed("qwen3-omni-neuron", "doctor").splitlines()
     assert "| steps in C | compiled |" in rows
     spoken = tmp_path / "spoken.wav"
@@ -193,9 +189,7 @@ def test_an_installed_wheel_answers_in_c_without_a_compiler(
     assert spoken.stat().st_size > 10_000
 
 
-def test_an_installed_wheel_takes_the_kernels_of_the_processor(
-    installed: Callable[..., str],
-) -> None:
+def test_an_installed_wheel_takes_the_kernels_of_the_processor(installed) -> None:
     """The first of them that Linux says this processor can run, AMD's the raw ones; and each."""
     has = set(Path("/proc/cpuinfo").read_text().split())
     runnable = [kind for kind, needs in INSTRUCTIONS.items() if needs <= has]
@@ -203,7 +197,7 @@ def test_an_installed_wheel_takes_the_kernels_of_the_processor(
     assert installed("python", "-c", KINDS, *INSTRUCTIONS).split() == [chosen, *runnable]
 
 
-def test_the_tests_of_the_c_pass_over_an_installed_wheel(installed: Callable[..., str]) -> None:
+def test_the_tests_of_the_c_pass_over_an_installed_wheel(installed) -> None:
     """Those that compile another library have no compiler here, and are skipped."""
     files = sorted(ROOT.glob("test/unit/test_native_*.py"))
     assert files
@@ -212,9 +206,7 @@ def test_the_tests_of_the_c_pass_over_an_installed_wheel(installed: Callable[...
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_a_python_takes_the_wheel_and_loads_its_library(
-    version: str, dist: Path, tmp_path: Path
-) -> None:
+def test_a_python_takes_the_wheel_and_loads_its_library(version, dist, tmp_path) -> None:
     """Without torch, whose wheels from PyPI take 5 GB for each Python."""
     venv = tmp_path / "venv"
     subprocess.run([python_of(version), "-m", "venv", venv], check=True)

@@ -32,7 +32,7 @@ def wide() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def theirs(wide: Path) -> dict[str, Any]:
+def theirs(wide) -> dict[str, Any]:
     return run("theirs", "float32", wide, *CASES)
 
 
@@ -48,11 +48,11 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_replies_are_the_references(wide: Path, theirs: dict[str, Any], dtype: str) -> None:
+def test_replies_are_the_references(wide, theirs, dtype) -> None:
     assert_same(run("ours", dtype, wide, *CASES), theirs)
 
 
-def test_replies_in_int4_are_the_references_over_the_rounded_weights(wide: Path) -> None:
+def test_replies_in_int4_are_the_references_over_the_rounded_weights(wide) -> None:
     ours = run("ours", "int4", wide, *CASES)
     with tempfile.TemporaryDirectory() as rounded:
         arguments = "-m", "testing.rounded_checkpoint", wide, rounded
@@ -60,7 +60,7 @@ def test_replies_in_int4_are_the_references_over_the_rounded_weights(wide: Path)
         assert_same(ours, run("theirs", "float32", rounded, *CASES))
 
 
-def test_loading_takes_at_most_a_fifth_more_than_the_checkpoint(wide: Path) -> None:
+def test_loading_takes_at_most_a_fifth_more_than_the_checkpoint(wide) -> None:
     checkpoint_bytes = sum(file.stat().st_size for file in wide.glob("*.safetensors"))
     load_bytes = run("ours", "auto", wide)["load_bytes"]
     assert load_bytes <= 1.2 * checkpoint_bytes, f"{load_bytes / checkpoint_bytes:.2f} times"
