@@ -147,7 +147,7 @@ def test_only_who_writes_a_reference_imports_the_oracle() -> None:
 
 # Tests of benchmarks. All others are of the product, and run where there is no bench/, except that
 # tests of graphs use bench.trn2: it counts what a graph makes its compiler do.
-OF_BENCHMARKS = ("bench", "test_replay", "test_report", "test_vs_openvino")
+OF_BENCHMARKS = ("bench", "test_replay", "test_vs_openvino")
 
 
 def test_only_tests_of_benchmarks_import_them() -> None:

@@ -15,6 +15,7 @@ from bench import (
     end_of_speech,
     long_speech,
     products,
+    report,
     stages,
     thinker_ttft,
     ttfb_rtf,
@@ -24,7 +25,6 @@ from bench import (
 from bench import threads as bench_threads
 from bench.common.manifests import SHIPPED, read_conversations
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from testing import report_cases
 from testing.headlines import of_speech
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
@@ -120,7 +120,7 @@ def test_a_result_file_is_read_as_it_was_written(tmp_path, capsys) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_a_row_has_the_figures_the_chunks_and_the_timeline(tmp_path, model) -> None:
+def test_a_row_has_the_figures_the_chunks_and_the_timeline(tmp_path, model, capsys) -> None:
     manifest = str(manifest_of(tmp_path, SPOKEN, SKY))
     wavs = tmp_path / "wavs"
     more = ["--concurrency", "2", "--requests", "3", "--timeline", "2", "--chunk-frames", "1,2"]
@@ -155,15 +155,37 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(tmp_path, model) -> N
         assert row["preprocessing_s"] <= prefill["start_s"]
         assert prefill["end_s"] <= row["ttft_s"]
     summary = found.summary
-    made = report_cases.requests([0.5])
-    assert made["rows"][0].keys() <= found.rows[0].keys(), "the report's cases are of this form"
-    for part in ("all", "complete", "truncated"):
-        assert made["summary"][part].keys() == summary[part].keys()
-    assert made["summary"]["all"]["ttfb_s"].keys() == summary["all"]["ttfb_s"].keys()
     assert (summary["requests"], summary["truncated_requests"]) == (3, 3)
     assert summary["complete"]["rtf"] is None
     assert summary["truncated"]["rtf"]["count"] == summary["all"]["ttfb_s"]["count"] == 3
     assert summary["audio_s"] == pytest.approx(3 * (6 * 1920 - 555) / 24000)
+    # The page over this file, and over others that are none of a benchmark.
+    file, out = tmp_path / "result.json", tmp_path / "report"
+    assert report.main([str(file), "--out", str(out)]) == 0
+    assert "<img" in (out / "index.html").read_text()
+    whole, none = json.loads(file.read_text()), tmp_path / "none"
+    capsys.readouterr()
+    for change, words in (
+        ("not json", "can't be read"),
+        ('{"rows": []}', 'no "schema"'),
+        *(
+            ({"rows": [{**whole["rows"][0], **row}]}, f"{file}: rows[0].{words}")
+            for row, words in (
+                ({"ttfb_s": "0.1"}, "ttfb_s is '0.1', no valid"),
+                ({"total_s": float("nan")}, "total_s is nan, no valid"),
+                ({"truncated": None}, "truncated is None, no valid"),
+                ({"frames": True}, "frames is True, no valid int"),
+                ({"chunks": [3]}, "chunks[0] is a int"),
+                ({"timeline": [{}]}, "timeline[0].stage is"),
+                ({"ttfb_p50_s": "x"}, "concurrency is None, no valid int"),
+            )
+        ),
+    ):
+        file.write_text(change if isinstance(change, str) else json.dumps({**whole, **change}))
+        assert report.main([str(file), "--out", str(none)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("report.py: ") and str(file) in error and words in error
+        assert not none.exists()
 
 
 def test_the_thinker_is_timed_by_prompt_length(omni) -> None:
