@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
@@ -21,13 +23,22 @@ from qwen3_omni_neuron.model.kv_cache import (
     flushed,
 )
 from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.neuron.graphs import weights
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.weights import Weights
+from qwen3_omni_neuron.neuron.part import LoadedPart, device_type, part_spec
+from qwen3_omni_neuron.neuron.shards import PartShare
+from qwen3_omni_neuron.neuron.slots import GraphSlots
 from qwen3_omni_neuron.prompt.prompt import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
+from testing.released import RELEASED
 from testing.repeats import again
+from testing.specs import plan_of
+from testing.torchneuron.backend import MOST_INPUTS
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
@@ -385,3 +396,94 @@ def test_idle_inputs_of_every_graph_give_finite_outputs(graphs, static) -> None:
         quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]
         for given in graph.module(getattr(static, graph.part))(*quiet):
             assert given.isfinite().all(), graph.label
+
+
+RECENT = 2  # rows of a slot, an eighth of the shortest window
+
+
+@pytest.fixture
+def called() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def slots(config, called) -> GraphSlots:
+    """The talker's three slots, in windows of 16 and 64 positions. Outputs are zeros."""
+    plan = replace(TINY_PLAN, target="torchneuron")
+    graphs = {g.label: g for g in all_graphs(config, plan) if g.part == "talker"}
+
+    def run(label: str, _: dict[str, Tensor]) -> list[Tensor]:
+        called.append(label)
+        outputs = graphs[label].outputs
+        return [torch.zeros(spec.shape, dtype=device_type(spec.dtype)) for spec in outputs]
+
+    return GraphSlots(LoadedPart(graphs.values(), run), "talker")
+
+
+def test_a_flush_takes_the_window_of_the_slots_that_are_full(config, slots, called) -> None:
+    """A long slot beside them has room: its own window is not renewed."""
+    width = config.talker.text.hidden_size
+    for slot, rows in ((0, 5), (1, 30)):
+        slots.prefill(slot, torch.zeros(rows, width), torch.zeros(3, rows))
+    for _ in range(RECENT):
+        slots.step([0], torch.zeros(1, width))
+    called.clear()
+    slots.step([0, 1], torch.zeros(2, width))
+    assert called == ["talker_flush[window=16]", "talker_decode[slots=3,window=64]"]
+
+
+CPU = torch.device("cpu")
+
+
+class Owner(nn.Module):
+    """Matrices of two shapes and types, and small weights and constants of several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 6) for _ in range(5))
+        self.wide = nn.Linear(6, 4)
+        self.int8 = nn.Parameter(torch.randint(-9, 9, (6, 4)).to(torch.int8), requires_grad=False)
+        self.matrix = nn.Parameter(torch.randn(2, 3))
+        self.register_buffer("numbers", torch.arange(3, dtype=torch.int32))
+
+
+@pytest.fixture
+def owner() -> Owner:
+    torch.manual_seed(0)
+    return Owner()
+
+
+@pytest.mark.parametrize(
+    ("most", "shapes"),
+    [
+        (2**31, [(5, 6, 4), (1, 4, 6), (1, 6, 4), (5 * 6 + 4 + 6,), (3,)]),
+        (60, [(2, 6, 4), (2, 6, 4), (1, 6, 4), (1, 4, 6), (1, 6, 4), (5 * 6 + 4 + 6,), (3,)]),
+    ],
+)
+def test_every_weight_is_a_contiguous_view_of_few_tensors(owner, monkeypatch, most, shapes) -> None:
+    monkeypatch.setattr(weights, "SMALL", 24)
+    monkeypatch.setattr(weights, "MOST_ELEMENTS", most)
+    held = Weights(owner, CPU)
+    assert sorted(tuple(t.shape) for t in held.tensors) == sorted(shapes)
+    views = held.views(held.tensors)
+    expected = dict([*owner.named_parameters(), *owner.named_buffers()])
+    assert views.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert views[name].dtype == tensor.dtype
+        assert torch.equal(views[name], tensor), name
+        assert views[name].is_contiguous(), name
+    others = [torch.zeros_like(t) for t in held.tensors]
+    assert not any(view.any() for view in held.views(others).values())
+
+
+@pytest.mark.parametrize("tp", [again(1), again(4), 8])
+@pytest.mark.parametrize("dtype", ["int8", again("bfloat16")])
+def test_the_released_graphs_have_few_inputs_below_the_devices_limit(dtype, tp) -> None:
+    """Counted with every weight of the part, of which a graph may use some."""
+    plan = replace(plan_of(Path(), RELEASED, "torchneuron", tp=8, dtype=dtype), tp=Degrees.same(tp))
+    for part in PARTS:
+        spec = part_spec(RELEASED, plan, part)
+        held = Weights(PartShare(spec, Alone()).owner, torch.device("meta"))
+        assert max(tensor.numel() for tensor in held.tensors) < 2**31
+        given = max(len(graph.inputs) + len(graph.state) for graph in spec.graphs)
+        assert given + len(held.tensors) <= MOST_INPUTS, part
