@@ -1,30 +1,18 @@
 """No graph has what its compiler makes slow: limits on scatters, gathers, operations and inputs."""
 
-from collections import Counter
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.trn2.cost import (
-    Cost,
-    CountingGroup,
-    Gather,
-    Scatter,
-    graph_cost,
-)
+from bench.trn2.cost import Cost, CountingGroup, Gather, Scatter, graph_cost
 from bench.trn2.counts import count_graphs
-from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.graphs.parts import vision_graph
-from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.target import LIMITS
 from testing.graph_cases import TINY_PLAN
 from testing.graph_lint import (
@@ -36,7 +24,7 @@ from testing.graph_lint import (
     TARGET_BYTES,
     faults,
 )
-from testing.released import RELEASED, TALKER, of_depth
+from testing.released import RELEASED
 
 PLAN = replace(
     TINY_PLAN,
@@ -45,7 +33,7 @@ PLAN = replace(
     max_concurrency=32,
     context_length=8192,
     talker_context_length=8192,
-    prompt_buckets=(512, 1536),
+    prompt_buckets=(512, 1024),
     decode_buckets=(512, 2048, 8192),
     patch_buckets=(256, 4096),
     audio_windows=(1, 4),
@@ -55,47 +43,11 @@ PLAN = replace(
 )
 
 
-def parallelized(config: OmniConfig, parts: Collection[str]) -> Models:
-    """Lay out the modules, of which some are those of a rank of 8."""
-    models = static_models(config)
-    for part in parts:
-        parallelize(getattr(models, part), 8, CountingGroup(8))
-    return models
-
-
-def counted(layers: int, parts: Collection[str]) -> Iterator[tuple[Graph, Cost]]:
-    """Count the graphs of some parts at a rank of 8, with decoders of so many layers."""
-    config = of_depth(layers)
-    models = parallelized(config, parts)
-    for graph in all_graphs(config, PLAN):
-        if graph.part in parts:
-            yield graph, graph_cost(graph, getattr(models, graph.part))
-
-
-def with_further_layers(two: Cost, three: Cost, count: int) -> Cost:
-    """Return the scatters of two layers and of `count` further ones like the third."""
-    further = Counter(three.scatters) - Counter(two.scatters)
-    return replace(two, scatters=two.scatters + count * tuple(further.elements()))
-
-
 def test_no_graph_has_what_its_compiler_makes_slow() -> None:
-    """Every graph at the released sizes. Of a decoder two and three layers are counted, of which
-    the others are repetitions; the weights are those of all layers, joined.
-    """
-    models = parallelized(RELEASED, PARTS)
-    meta = torch.device("meta")
-    joined = {part: len(Weights(getattr(models, part), meta).tensors) for part in PARTS}
-    layers = {"thinker": RELEASED.thinker.text.layers, "talker": TALKER.text.layers}
-    of_three = {graph.label: cost for graph, cost in counted(3, layers)}
-    graphs = 0
-    for graph, cost in counted(2, PARTS):
-        whole = cost
-        if graph.part in layers:
-            whole = with_further_layers(cost, of_three[graph.label], layers[graph.part] - 2)
-        inputs = len(graph.inputs) + len(graph.state) + joined[graph.part]
-        assert faults(replace(whole, inputs=inputs)) == [], graph.label
-        graphs += 1
-    assert graphs > 40
+    """Every graph of full batches at the released sizes, of the whole depth."""
+    graphs = count_graphs(RELEASED, PLAN, (PLAN.tp,))
+    assert {one.graph.label: found for one in graphs if (found := faults(one.cost))} == {}
+    assert len(graphs) > 40
 
 
 @pytest.mark.parametrize("instance", ["trn2.48xlarge", "trn2.3xlarge"])
@@ -109,7 +61,9 @@ def test_a_core_can_load_every_default_graph(instance) -> None:
 
 def test_a_picture_of_16384_patches_has_too_many_instructions() -> None:
     graph = vision_graph(RELEASED.thinker.vision, 16384, torch.bfloat16)
-    cost = graph_cost(graph, parallelized(RELEASED, ["vision_encoder"]).vision_encoder)
+    encoder = static_models(RELEASED).vision_encoder
+    parallelize(encoder, 8, CountingGroup(8))
+    cost = graph_cost(graph, encoder)
     assert faults(cost) == ["instructions: 3603218, at most 2500000"]
 
 
