@@ -11,9 +11,7 @@ from testing.subprocesses import run_python
 SCRIPTS = Path(__file__).parents[2] / "testing" / "neuron"
 
 
-def test_parts_through_model_builder_are_the_plain_modules(
-    nxdi: None, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_parts_through_model_builder_are_the_plain_modules(nxdi, checkpoint, tmp_path) -> None:
     """See builder_run. Every graph of a part has inputs of its own."""
     printed = run_python(SCRIPTS / "builder_run.py", checkpoint, tmp_path)
     calls = {"code_predictor": 1, "code2wav": 9}

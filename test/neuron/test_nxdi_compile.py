@@ -18,7 +18,6 @@ from qwen3_omni_neuron.cpu.eager import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
@@ -39,7 +38,7 @@ GRAPHS = 5
 
 
 @pytest.fixture(scope="module", autouse=True)
-def as_on_a_device(nxdi: None) -> Iterator[None]:
+def as_on_a_device(nxdi) -> Iterator[None]:
     """NxD's CPU mode, which `nxdi` chooses, neither compiles nor loads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NXD_CPU_MODE", "0")
@@ -53,9 +52,7 @@ class Compiled:
 
 
 @pytest.fixture(scope="module")
-def compiled(
-    nxdi: None, checkpoint: Path, config: OmniConfig, tmp_path_factory: pytest.TempPathFactory
-) -> Compiled:
+def compiled(nxdi, checkpoint, config, tmp_path_factory) -> Compiled:
     folders, flags = {}, {}
     for part in DECODERS:
         spec, folders[part] = DecoderSpec(part, config, PLAN), tmp_path_factory.mktemp(part)
@@ -65,12 +62,12 @@ def compiled(
 
 
 @pytest.fixture(scope="module")
-def thinker(compiled: Compiled, config: OmniConfig) -> Iterator[Any]:
+def thinker(compiled, config) -> Iterator[Any]:
     yield from loaded(DecoderSpec("thinker", config, PLAN), compiled)
 
 
 @pytest.fixture(scope="module")
-def talker(compiled: Compiled, config: OmniConfig) -> Iterator[Any]:
+def talker(compiled, config) -> Iterator[Any]:
     yield from loaded(DecoderSpec("talker", config, PLAN), compiled)
 
 
@@ -81,14 +78,12 @@ def loaded(spec: DecoderSpec, compiled: Compiled) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint: Path, config: OmniConfig) -> PromptBuilder:
+def prompt_builder(checkpoint, config) -> PromptBuilder:
     return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def engines(
-    thinker: Any, talker: Any, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
-) -> tuple[Engines, Engines]:
+def engines(thinker, talker, checkpoint, config, prompt_builder) -> tuple[Engines, Engines]:
     """The CPU's, and those over the compiled decoders."""
     spec = engine_spec(checkpoint, max_concurrency=3, context_length=144)
     host = load_host_models(Checkpoint(checkpoint), config, torch.float32)
@@ -101,14 +96,14 @@ def engines(
     return cpu_engines(spec), theirs
 
 
-def test_a_folder_holds_the_listed_files_and_no_others(compiled: Compiled) -> None:
+def test_a_folder_holds_the_listed_files_and_no_others(compiled) -> None:
     for folder in compiled.folders.values():
         held = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
         weights = "weights/tp0_sharded_checkpoint.safetensors"
         assert held == {"model.pt", "neuron_config.json", weights}
 
 
-def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled: Compiled) -> None:
+def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled) -> None:
     assert len(compiled.flags) == GRAPHS
     for flags in compiled.flags:
         for flag in (
@@ -124,9 +119,7 @@ def test_every_graph_is_compiled_with_the_flags_of_its_kind(compiled: Compiled) 
         assert f"--logfile={folder}/" in flags  # and so what the compiler leaves is found
 
 
-def test_steps_of_slots_in_any_order_are_the_cpus(
-    engines: tuple[Engines, Engines], prompt_builder: PromptBuilder
-) -> None:
+def test_steps_of_slots_in_any_order_are_the_cpus(engines, prompt_builder) -> None:
     ours, theirs = (both.thinker for both in engines)
     prompts = [
         prompt_builder.prompt(CASES["image-and-audio"].messages),
@@ -142,16 +135,12 @@ def test_steps_of_slots_in_any_order_are_the_cpus(
             tokens[slot] = token
 
 
-def test_frames_from_a_compiled_tree_are_the_cpus(
-    engines: tuple[Engines, Engines], prompt_builder: PromptBuilder
-) -> None:
+def test_frames_from_a_compiled_tree_are_the_cpus(engines, prompt_builder) -> None:
     prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     assert_speaks_alike(*engines, 1, prompt, frames=4)
 
 
-def test_a_graph_that_fails_is_told_in_its_first_call(
-    compiled: Compiled, config: OmniConfig
-) -> None:
+def test_a_graph_that_fails_is_told_in_its_first_call(compiled, config) -> None:
     """NxDI's own warm-up logs it and goes on."""
     other = DecoderSpec("thinker", config, replace(PLAN, prompt_buckets=(48, 96, 144)))
     graphs = NxdToolchain().load_decoder(other, compiled.folders["thinker"])
@@ -160,18 +149,14 @@ def test_a_graph_that_fails_is_told_in_its_first_call(
 
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
-def test_every_graph_is_called_before_the_first_request(
-    part: str, request: pytest.FixtureRequest, config: OmniConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_graph_is_called_before_the_first_request(part, request, config, caplog) -> None:
     graphs = request.getfixturevalue(part)
     with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
         warm_up_decoder(DecoderSpec(part, config, PLAN), graphs)
     assert f"{part}: called each of {GRAPHS} graphs once" in caplog.text
 
 
-def test_a_failed_compile_leaves_what_the_compiler_said(
-    checkpoint: Path, config: OmniConfig, nxdi: None, tmp_path: Path
-) -> None:
+def test_a_failed_compile_leaves_what_the_compiler_said(checkpoint, config, nxdi, tmp_path) -> None:
     from neuronx_distributed.trace import model_builder
 
     def refuse(*_args: object, **_options: object) -> None:

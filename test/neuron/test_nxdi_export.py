@@ -3,14 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec
 from testing.export import open_shapes, rejected_ops
 from testing.hlo import lint_hlo
@@ -25,7 +23,7 @@ Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
 
 
 @pytest.fixture
-def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str], Graphs]:
+def graphs_of(nxdi, checkpoint, config) -> Callable[[str], Graphs]:
     """Label, module and example of every graph, as NxDI's builder gets them."""
     from testing.neuron.cpu_mode_decoder import CpuModeDecoder
 
@@ -47,7 +45,7 @@ def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str
 
 @pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_every_graph_has_fixed_sizes_and_no_operation_that_is_rejected(
-    graphs_of: Callable[[str], Graphs], part: str, monkeypatch: pytest.MonkeyPatch
+    graphs_of, part, monkeypatch
 ) -> None:
     """NxD computes its routing in float64 on purpose, as for every mixture of experts that it has;
     nothing else does."""
@@ -68,16 +66,14 @@ def test_every_graph_has_fixed_sizes_and_no_operation_that_is_rejected(
 
 
 @pytest.mark.parametrize("part", DECODERS)
-def test_no_two_graphs_take_inputs_of_the_same_shapes(
-    graphs_of: Callable[[str], Graphs], part: str
-) -> None:
+def test_no_two_graphs_take_inputs_of_the_same_shapes(graphs_of, part) -> None:
     """The runtime tells graphs apart by them."""
     shapes = [[list(tensor.shape) for tensor in example] for _, _, example in graphs_of(part)]
     assert len({str(shape) for shape in shapes}) == len(shapes) == GRAPHS
 
 
 @pytest.mark.parametrize("part", [*DECODERS, INT8])
-def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], part: str) -> None:
+def test_all_graphs_share_weights_and_state(graphs_of, part) -> None:
     """The runtime takes names and shapes from the first."""
     first, *others = [
         {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
@@ -88,9 +84,7 @@ def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], 
 
 
 @pytest.mark.parametrize("part", [*DECODERS, INT8])
-def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(
-    graphs_of: Callable[[str], Graphs], part: str
-) -> None:
+def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(graphs_of, part) -> None:
     """Lowered by torch_xla, which is no dependency: testing/hlo_table.py says how to install it."""
     if "torch_xla" not in metadata.packages_distributions():  # closed_wheels stands in for it
         pytest.skip("torch_xla is not installed: nothing was lowered")

@@ -1,7 +1,6 @@
 """The thinker's experts in int8 by NxD's quantised layers, in NxDI's CPU mode."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.cpu.eager import media_encoders
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.part import rank_file
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.int8_experts import write_int8_experts
 from testing.media_cases import CASES
 from testing.models import load_host_models
@@ -33,7 +30,7 @@ EXPERTS = {f"{name}_proj.{kind}" for name in ("gate_up", "down") for kind in ("w
 
 @pytest.mark.parametrize("name", ["image-and-audio", "two-clips"])
 def test_prefills_steps_and_speech_are_those_of_the_weights(
-    nxdi: None, checkpoint: Path, prompt_builder: PromptBuilder, tmp_path: Path, name: str
+    nxdi, checkpoint, prompt_builder, tmp_path, name
 ) -> None:
     """With activations in float32, against the CPU's engines over the weights in float32."""
     experts, widened = write_int8_experts(checkpoint, tmp_path)
@@ -48,11 +45,7 @@ def test_prefills_steps_and_speech_are_those_of_the_weights(
 
 
 def test_nxdis_own_compile_and_load_hold_the_int8_experts(
-    nxdi: None,
-    checkpoint: Path,
-    config: OmniConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    nxdi, checkpoint, config, tmp_path, monkeypatch
 ) -> None:
     """Over the stand-in of the compiler, from the files that a compile writes."""
     monkeypatch.setenv("NXD_CPU_MODE", "0")
@@ -80,9 +73,7 @@ def test_nxdis_own_compile_and_load_hold_the_int8_experts(
     graphs.close()
 
 
-def test_the_experts_alone_are_quantised_and_scales_are_float32(
-    nxdi: None, checkpoint: Path, config: OmniConfig
-) -> None:
+def test_the_experts_alone_are_quantised_and_scales_are_float32(nxdi, checkpoint, config) -> None:
     plan = nxdi_spec(checkpoint, dtype="int8").plan
     assert plan.arithmetic == "bfloat16"
     for part, expected in (("thinker", EXPERTS), ("talker", set())):

@@ -28,7 +28,7 @@ def specs(part: str) -> Iterator[DecoderSpec]:
 
 
 @pytest.mark.parametrize("part", DECODERS)
-def test_no_plan_asks_for_a_kernel_of_experts(nxdi: None, part: str) -> None:
+def test_no_plan_asks_for_a_kernel_of_experts(nxdi, part) -> None:
     from neuronx_distributed.modules.moe.blockwise import can_use_blockwise_matmul_nki
     from neuronx_distributed.modules.moe.model_utils import GLUType
 
@@ -55,7 +55,7 @@ def test_no_plan_asks_for_a_kernel_of_experts(nxdi: None, part: str) -> None:
 
 @pytest.mark.parametrize("part", DECODERS)
 def test_the_attention_kernel_takes_every_prompt_that_nxdi_gives_it(
-    nxdi: None, part: str, monkeypatch: pytest.MonkeyPatch
+    nxdi, part, monkeypatch
 ) -> None:
     """NxDI's own choice and call, and the checks at the kernel's entry, for each rank's heads."""
     from neuronx_distributed_inference.modules.attention import attention_base

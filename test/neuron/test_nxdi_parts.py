@@ -13,11 +13,9 @@ from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import decoder_in_cpu_mode
@@ -39,9 +37,7 @@ class NxdiToolchain(EagerToolchain):
 
 
 @pytest.fixture(scope="module")
-def both(
-    nxdi: None, checkpoint: Path, config: OmniConfig, prompt_builder: PromptBuilder
-) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
+def both(nxdi, checkpoint, config, prompt_builder) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
     spec = eager_spec(checkpoint)
     defaults = read_generation_defaults(checkpoint)
 
@@ -53,7 +49,7 @@ def both(
         yield ours, over_parts
 
 
-def test_replies_at_once_are_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni]) -> None:
+def test_replies_at_once_are_the_cpus(both) -> None:
     """Sampled, four on three slots, after every graph was called once to warm up."""
     ours, over_parts = both
     expected = [ours.generate_audio(m, seed=s + 5, **LIMITS) for s, m in enumerate(ASKED)]

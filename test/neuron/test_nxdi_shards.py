@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DECODERS,
     DecoderSpec,
@@ -26,7 +25,7 @@ def plan_of(tp: int, dtype: str = "bfloat16") -> CompilePlan:
 
 
 @pytest.fixture
-def as_on_a_device(nxdi: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_device(nxdi, monkeypatch) -> None:
     """NxD's builder pretends to be one of several ranks, which its CPU mode can't."""
     monkeypatch.setenv("NXD_CPU_MODE", "0")
 
@@ -46,12 +45,7 @@ def assert_files_alike(ours: Path, theirs: Path, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.parametrize("part", [*DECODERS, INT8])
 def test_each_core_gets_what_nxdi_would_give_it(
-    as_on_a_device: None,
-    checkpoint: Path,
-    config: OmniConfig,
-    tmp_path: Path,
-    part: str,
-    tp: int,
+    as_on_a_device, checkpoint, config, tmp_path, part, tp
 ) -> None:
     """Two KV heads: cut at TP 2, held twice at TP 4, four times at TP 8, with four query heads."""
     from testing.neuron.cpu_mode_decoder import WholeWeights
@@ -65,9 +59,7 @@ def test_each_core_gets_what_nxdi_would_give_it(
     assert_files_alike(tmp_path, tmp_path / "theirs", tp)
 
 
-def test_another_lnc_in_the_environment_is_refused(
-    nxdi: None, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_lnc_in_the_environment_is_refused(nxdi, config, monkeypatch) -> None:
     """NxDI would take it without a word."""
     from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 

@@ -1,6 +1,6 @@
 """The talker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,6 @@ import torch
 
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.media_cases import CASES
 from testing.neuron.alike import GREEDY, SPEAKER, assert_close, assert_speaks_alike
 from testing.prompts import prompt_of
@@ -18,40 +17,32 @@ BUCKET, DECODE_BUCKET = 48, 64
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_codes_after_prompts_with_media(
-    both: BothEngines, prompt_builder: PromptBuilder, name: str
-) -> None:
+def test_codes_after_prompts_with_media(both, prompt_builder, name) -> None:
     case = CASES[name]
     prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     assert_speaks_alike(*both, 1, prompt, frames=5)
 
 
 @pytest.mark.parametrize("rows", [BUCKET - 1, BUCKET, BUCKET + 1, DECODE_BUCKET - 2])
-def test_prompts_at_the_edges_of_buckets_speak_as_on_the_cpu(both: BothEngines, rows: int) -> None:
+def test_prompts_at_the_edges_of_buckets_speak_as_on_the_cpu(both, rows) -> None:
     """Text alone: the prompt is filled before the first token, which is then a step."""
     tokens = torch.arange(rows - ASSISTANT_ROWS) % 200 + 1
     assert_speaks_alike(*both, 0, prompt_of(tokens), frames=5)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
-def test_frames_of_several_slots_in_any_order_with_others_idle(
-    both: BothEngines, order: list[int]
-) -> None:
+def test_frames_of_several_slots_in_any_order_with_others_idle(both, order) -> None:
     assert_turns_alike(both, (order, order, [1, 0, 2]))  # those that were idle go on
 
 
 @pytest.mark.parametrize("order", [[3, 1], [4, 0, 2], [2, 4, 1, 0]])
-def test_frames_of_graphs_between_one_slot_and_all(
-    both_of_five: BothEngines, order: list[int]
-) -> None:
+def test_frames_of_graphs_between_one_slot_and_all(both_of_five, order) -> None:
     """Three slots take the graph of four, with an idle row."""
     assert_turns_alike(both_of_five, (order, order, [1, 4, 0, 2, 3]))
 
 
 @torch.inference_mode()
-def test_a_cleared_slot_has_no_nan_where_prompts_do_not_reach(
-    both_of: Callable[..., BothEngines],
-) -> None:
+def test_a_cleared_slot_has_no_nan_where_prompts_do_not_reach(both_of) -> None:
     """The last row of a reply was NaN, too. Without the call the next one beside a long one is."""
     slots: Any = both_of(talker_context_length=320)[1].talker._decoder  # type: ignore[union-attr]
     cache = slots._graphs.context_encoding_model.model.kv_mgr.past_key_values

@@ -1,6 +1,5 @@
 """The thinker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,6 @@ from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
-from test.conftest import CheckpointMaker
 from testing.media_cases import CASES, IMAGE, audio, text, user
 from testing.neuron.alike import assert_prefills_alike, assert_steps_alike
 from testing.prompts import prompt_of
@@ -34,9 +30,7 @@ def cache_of(thinker: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prompts_with_media_and_the_replies_to_them(
-    both: BothEngines, prompt_builder: PromptBuilder, name: str
-) -> None:
+def test_prompts_with_media_and_the_replies_to_them(both, prompt_builder, name) -> None:
     case = CASES[name]
     prompt = prompt_builder.prompt(case.messages, case.use_audio_in_video)
     ours, theirs = (engines.thinker for engines in both)
@@ -45,16 +39,14 @@ def test_prompts_with_media_and_the_replies_to_them(
 
 
 @pytest.mark.parametrize("rows", [1, 2, 47, 48, 49, 95, 96, 97, 255])
-def test_prompts_at_the_edges_of_buckets_give_the_cpus_logits(both: BothEngines, rows: int) -> None:
+def test_prompts_at_the_edges_of_buckets_give_the_cpus_logits(both, rows) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(rows))
     assert_steps_alike(ours, theirs, [0], [token], steps=1)
 
 
 @pytest.mark.parametrize(("words", "bucket"), [(1, 48), (25, 96), (60, 256)])
-def test_the_accept_layer_leaves_every_bucket(
-    both: BothEngines, prompt_builder: PromptBuilder, words: int, bucket: int
-) -> None:
+def test_the_accept_layer_leaves_every_bucket(both, prompt_builder, words, bucket) -> None:
     """A picture and a clip, before and after as much text as fills the bucket."""
     padding = text("a " * words)
     prompt = prompt_builder.prompt([user(padding, IMAGE, audio(0.7), padding)])
@@ -64,16 +56,14 @@ def test_the_accept_layer_leaves_every_bucket(
 
 
 @pytest.mark.parametrize("rows", [DECODE_BUCKET - 3, 2 * DECODE_BUCKET - 3])
-def test_a_reply_grows_past_a_decode_bucket(both: BothEngines, rows: int) -> None:
+def test_a_reply_grows_past_a_decode_bucket(both, rows) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 1, text_prompt(rows))
     assert_steps_alike(ours, theirs, [1], [token], steps=7)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1, 2], [1]])
-def test_the_thinkers_steps_of_slots_in_any_order_are_the_cpus(
-    both: BothEngines, order: list[int]
-) -> None:
+def test_the_thinkers_steps_of_slots_in_any_order_are_the_cpus(both, order) -> None:
     """Then the slots that were idle go on, as if nothing had been."""
     ours, theirs = (engines.thinker for engines in both)
     tokens = [
@@ -89,9 +79,7 @@ def test_the_thinkers_steps_of_slots_in_any_order_are_the_cpus(
 @pytest.mark.parametrize(
     "order", [[4], [3, 1], [4, 0, 2], [2, 4, 1, 0], [1, 3], [0, 4, 3, 2, 1]], ids=str
 )
-def test_steps_in_graphs_for_fewer_than_all_slots_are_the_cpus(
-    both_of_five: BothEngines, order: list[int]
-) -> None:
+def test_steps_in_graphs_for_fewer_than_all_slots_are_the_cpus(both_of_five, order) -> None:
     """Three slots take the graph of four, with an idle row. Then those that were idle go on."""
     ours, theirs = (engines.thinker for engines in both_of_five)
     tokens = [
@@ -106,7 +94,7 @@ def test_steps_in_graphs_for_fewer_than_all_slots_are_the_cpus(
 
 
 @pytest.mark.parametrize("slots", [[1], [0, 1]])
-def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: list[int]) -> None:
+def test_a_step_writes_one_position_of_its_own_slots(both, slots) -> None:
     """One slot takes the graph of one, two the graph of all with an idle row."""
     thinker = both[1].thinker
     lengths = (50, 20, 70)
@@ -119,7 +107,7 @@ def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: l
         assert changed == [[slot, lengths[slot]] for slot in slots]
 
 
-def test_a_cleared_slot_of_nan_serves_as_the_cpus_beside_a_long_one(both: BothEngines) -> None:
+def test_a_cleared_slot_of_nan_serves_as_the_cpus_beside_a_long_one(both) -> None:
     ours, theirs = (engines.thinker for engines in both)
     long = assert_prefills_alike(ours, theirs, 1, text_prompt(200))
     cache: Any = theirs._decoder._graphs.context_encoding_model.model.kv_mgr  # type: ignore[attr-defined]
@@ -131,7 +119,7 @@ def test_a_cleared_slot_of_nan_serves_as_the_cpus_beside_a_long_one(both: BothEn
     assert_steps_alike(ours, theirs, [0, 1], [token, long], steps=2)
 
 
-def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> None:
+def test_what_is_too_long_is_refused_and_moves_nothing(both) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(CONTEXT_LENGTH - 1))
     (token,) = assert_steps_alike(ours, theirs, [0], [token], steps=1)
@@ -147,10 +135,7 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> Non
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
 def test_the_talker_gets_the_hidden_states_of_any_accept_layer(
-    both_of: Callable[..., BothEngines],
-    config: OmniConfig,
-    prompt_builder: PromptBuilder,
-    layer: int,
+    both_of, config, prompt_builder, layer
 ) -> None:
     assert config.talker is not None
     changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
@@ -159,9 +144,7 @@ def test_the_talker_gets_the_hidden_states_of_any_accept_layer(
     assert_prefills_alike(ours, theirs, 0, prompt)
 
 
-def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(
-    both_of: Callable[..., BothEngines],
-) -> None:
+def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(both_of) -> None:
     """No graph of all slots beside that of one."""
     ours, theirs = (engines.thinker for engines in both_of(max_concurrency=1))
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(20))
@@ -169,9 +152,7 @@ def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(
 
 
 def test_a_thinker_of_other_weights_prefills_and_steps_as_the_cpus(
-    both_of: Callable[..., BothEngines],
-    checkpoint_of_seed: CheckpointMaker,
-    prompt_builder: PromptBuilder,
+    both_of, checkpoint_of_seed, prompt_builder
 ) -> None:
     ours, theirs = (engines.thinker for engines in both_of(checkpoint_of_seed(2)))
     prompt = prompt_builder.prompt(CASES["image-and-video"].messages)
@@ -179,7 +160,7 @@ def test_a_thinker_of_other_weights_prefills_and_steps_as_the_cpus(
     assert_steps_alike(ours, theirs, [0], [token], steps=4)
 
 
-def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None:
+def test_bfloat16_spares_the_frequencies(nxdi, config) -> None:
     """NxDI casts whatever is a parameter or a buffer."""
     from qwen3_omni_neuron.neuron.nxdi.decoder import AxisRotary
 
@@ -192,7 +173,7 @@ def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None
 
 
 def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
-    both: BothEngines, prompt_builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+    both, prompt_builder, monkeypatch
 ) -> None:
     """For the graph that each call takes, shapes and types of the example of its bucket."""
     thinker = both[1].thinker
@@ -225,9 +206,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
         assert [(i.shape, i.dtype) for i in inputs] == [(e.shape, e.dtype) for e in example]
 
 
-def test_bfloat16_is_as_close_as_its_rounding(
-    both_of: Callable[..., BothEngines], both: BothEngines, prompt_builder: PromptBuilder
-) -> None:
+def test_bfloat16_is_as_close_as_its_rounding(both_of, both, prompt_builder) -> None:
     """Each engine rounds elsewhere: 8 bits hold logits of up to 16 to 0.06."""
     prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
     exact, _ = both[0].thinker.prefill(0, prompt)

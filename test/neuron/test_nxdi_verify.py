@@ -1,7 +1,5 @@
 """A clean checkpoint holds against transformers' results in NxDI's CPU mode, and its layers."""
 
-from pathlib import Path
-
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
@@ -14,7 +12,7 @@ from testing.neuron.nxdi_engines import nxdi_spec
 from testing.verified import STAGES, short_questions
 
 
-def test_a_clean_checkpoint_holds(nxdi: None, tmp_path: Path) -> None:
+def test_a_clean_checkpoint_holds(nxdi, tmp_path) -> None:
     folder, path = tmp_path / "checkpoint", tmp_path / "reference.npz"
     write_deeper_checkpoint(folder)
     write_reference(folder, path, short_questions(), tokens=4, frames=5)

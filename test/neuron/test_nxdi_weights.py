@@ -1,14 +1,12 @@
 """The layout of weights that NxDI wants, from the released names. Needs no NxDI."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     nxdi_pieces,
@@ -26,7 +24,7 @@ PREFIXES = {
 
 
 @pytest.mark.parametrize("part", PREFIXES)
-def test_every_released_name_has_one_place(config: OmniConfig, checkpoint: Path, part: str) -> None:
+def test_every_released_name_has_one_place(config, checkpoint, part) -> None:
     pieces = list(nxdi_pieces(config, part))
     targets = [target for target, _ in pieces]
     used = [piece.name for _, parts in pieces for piece in parts]
@@ -36,9 +34,7 @@ def test_every_released_name_has_one_place(config: OmniConfig, checkpoint: Path,
 
 
 @pytest.mark.parametrize("part", PREFIXES)
-def test_the_stored_tensors_can_be_read_back(
-    config: OmniConfig, checkpoint: Path, part: str
-) -> None:
+def test_the_stored_tensors_can_be_read_back(config, checkpoint, part) -> None:
     state = whole_weights(DecoderSpec(part, config, PLAN), Checkpoint(checkpoint))
     covered = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     with Checkpoint(checkpoint).reader() as reader:
@@ -52,9 +48,7 @@ def test_the_stored_tensors_can_be_read_back(
     assert all((times == (name not in ranks)).all() for name, times in covered.items())
 
 
-def test_a_checkpoint_of_another_size_is_refused(
-    config: OmniConfig, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -> None:
     c = config.thinker.text
     assert c.moe is not None
     narrow = replace(c, moe=replace(c.moe, expert_width=c.moe.expert_width // 2))

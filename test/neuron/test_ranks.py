@@ -11,9 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "testing" / "neuron"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_engines_over_several_ranks_are_the_cpu_engines(
-    nxdi: None, checkpoint: Path, ranks: int
-) -> None:
+def test_engines_over_several_ranks_are_the_cpu_engines(nxdi, checkpoint, ranks) -> None:
     """Four ranks for two KV heads: each head is held twice."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     printed = run_python(*launcher, SCRIPTS / "ranks.py", checkpoint)
@@ -23,7 +21,7 @@ def test_engines_over_several_ranks_are_the_cpu_engines(
 
 @pytest.mark.parametrize("ranks", [2])
 def test_engines_with_experts_in_int8_over_several_ranks_are_those_of_the_weights(
-    nxdi: None, checkpoint: Path, tmp_path: Path, ranks: int
+    nxdi, checkpoint, tmp_path, ranks
 ) -> None:
     experts, widened = write_int8_experts(checkpoint, tmp_path)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -34,7 +32,7 @@ def test_engines_with_experts_in_int8_over_several_ranks_are_those_of_the_weight
 
 @pytest.mark.parametrize("ranks", [2])
 def test_parts_over_nxds_collectives_are_the_plain_modules(
-    nxdi: None, checkpoint: Path, tmp_path: Path, ranks: int
+    nxdi, checkpoint, tmp_path, ranks
 ) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     arguments = [SCRIPTS / "part_ranks.py", checkpoint, tmp_path]
