@@ -147,7 +147,6 @@ def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
     )
     parsed = answer.parse()
     usage = parsed.usage
-    assert usage is not None and usage.prompt_tokens_details is not None
     cached = usage.prompt_tokens_details.cached_tokens
     return parsed.choices[0].message.content, cached, answer.headers["x-replica"]
 

@@ -42,7 +42,6 @@ def assert_alike(exact: Engines, bucketed: Engines, prompt: Prompt) -> None:
     spoken = []
     for engines in (exact, bucketed):
         steps = [engines.thinker.step([1], [token]) for token in (5, 6)]
-        assert engines.talker is not None
         engines.talker.prepare(1, prompt.talker, SPEAKER)
         steps.append(engines.talker.prefill(1, accepted, 9))
         engines.talker.predict([1], [3], [GREEDY])

@@ -91,7 +91,6 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 

@@ -284,7 +284,6 @@ def test_the_table_of_clients_has_every_environment_and_its_versions() -> None:
     del by_environment["by `make test`"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     listed = re.search(r"^CLIENTS \?= (.*)$", makefile, re.MULTILINE)
-    assert listed is not None
     files = {file.stem.removeprefix("clients-"): file for file in REQUIREMENTS.glob("clients-*")}
     assert set(files) == set(listed[1].split()) == set(by_environment)
     for name, file in files.items():

@@ -48,7 +48,6 @@ class GatedEncoder:
         assert self.gate.wait(30)
         if self.error is not None:
             raise self.error
-        assert self.encoder is not None
         return self.encoder.encode(prompt, start)
 
 

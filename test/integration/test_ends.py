@@ -237,7 +237,6 @@ def test_a_server_without_standard_files_or_with_few_files_answers_and_ends(
 
         wait_until(lambda: ready() or process.poll() is not None, 120)
         process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
         said = process.stderr.read().decode()
         assert (process.wait(END_S), "Traceback" in said) == (0, False), said
 

@@ -305,7 +305,6 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     bare, config, monkeypatch, room
 ) -> None:
     talker = bare._pipeline._engines.talker
-    assert talker is not None
     ids = torch.tensor([config.im_start_id, config.user_id, 7, 8])
     prompt = prompt_of(ids).talker
     monkeypatch.setattr(talker, "context_length", len(ids) + 9 + room)
@@ -319,7 +318,6 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
 def test_a_slot_forgets_a_prompt_that_was_given_up(bare, config) -> None:
     """Closed between `prepare` and `prefill`, when its clip was still awaited."""
     talker = bare._pipeline._engines.talker
-    assert talker is not None
     user = [config.im_start_id, config.user_id]
     logits = []
     for given_up in ([], [[*user, config.thinker.audio_token_id, 7]]):

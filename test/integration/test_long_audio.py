@@ -29,7 +29,6 @@ class Arriving:
     """Encodes each window of a clip as soon as its last frame is there, by the peak until then."""
 
     def __init__(self, models: Models, config: OmniConfig, settings: MelSettings):
-        assert models.audio_encoder is not None
         self.encoder, self.config = models.audio_encoder, config.thinker.audio
         self.stream = LogMelStream(settings)
         self.frames = torch.empty(config.thinker.audio.mel_bins, 0)
@@ -96,7 +95,6 @@ def test_windows_encoded_while_a_clip_arrives_are_those_of_the_whole_clip(
         ({0: -10, 16: -80, 35: 90}, [2, 3]),
     ):
         for block in (1600, 50_000):
-            assert models.audio_encoder is not None
             samples = clip(levels)
             whole = [log_mel(samples, settings)]
             batches = window_batches(whole, config.thinker.audio, 8)

@@ -81,7 +81,6 @@ def test_pictures_of_every_grid_are_encoded_as_the_references(
 ) -> None:
     """Every grid that the processor makes: rows for the thinker, and deepstack features."""
     pictures = [random_visual(checkpoint, grid) for grid in GRIDS[name]]
-    assert models.vision_encoder is not None
     ours = CpuVision(models.vision_encoder).encode(pictures)
     torch.testing.assert_close(ours, reference_vision(reference, pictures), **CLOSE)
     assert len(ours) == 4
@@ -90,7 +89,6 @@ def test_pictures_of_every_grid_are_encoded_as_the_references(
 @torch.no_grad()
 def test_nothing_in_the_padding_of_a_frame_matters(checkpoint, models) -> None:
     """A bucket of patches gives what no bucket gives, whatever lies behind the real ones."""
-    assert models.vision_encoder is not None
     pictures = [random_visual(checkpoint, grid) for grid in ((3, 4, 6), (1, 4, 4))]
     exact = CpuVision(models.vision_encoder).encode(pictures)
     for buckets in [(16, 24), (28,), (16, 64)]:
@@ -108,7 +106,6 @@ def test_nothing_in_the_padding_of_a_frame_matters(checkpoint, models) -> None:
 
 @torch.no_grad()
 def test_frames_and_images_do_not_see_each_other(checkpoint, models) -> None:
-    assert models.vision_encoder is not None
     vision = CpuVision(models.vision_encoder)
     video = random_visual(checkpoint, (2, 4, 4))
     frames = [video.part(0, 1), video.part(1, 2)]
@@ -128,7 +125,6 @@ def test_a_long_video_becomes_patches_a_few_frames_at_a_time(
         made.append(visual.grid[0])
         return patches(visual)
 
-    assert models.vision_encoder is not None
     monkeypatch.setattr(Visual, "patches", counted)
     encoded = CpuVision(models.vision_encoder).encode([random_visual(checkpoint, (9, 32, 32))])
     assert made == [4, 4, 1]

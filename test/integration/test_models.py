@@ -35,7 +35,6 @@ def random_ids(rows: int) -> torch.Tensor:
 @torch.no_grad()
 def test_thinker_prefill_and_accept_layer(models, config, reference) -> None:
     """hidden_states[accept_hidden_layer] is the output of the layer before that number."""
-    assert config.talker is not None
     ids = random_ids(30)
     expected = reference.model.thinker(
         input_ids=ids[None], attention_mask=torch.ones(1, 30).long(), output_hidden_states=True
@@ -106,7 +105,6 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(models, config)
 
 def encoded(models: Models, batches: Iterable[WindowBatch]) -> torch.Tensor:
     """Rows [tokens, hidden] of all windows."""
-    assert models.audio_encoder is not None
     return torch.cat([models.audio_encoder(*batch)[batch.valid] for batch in batches])
 
 
@@ -156,8 +154,6 @@ def test_audio_padding_does_not_matter(models, config) -> None:
 @torch.no_grad()
 def test_talker_prefill_and_decode(models, config, reference) -> None:
     """Logits of code 0 and the post-norm hidden state, by prefill and step by step."""
-    assert config.talker is not None
-    assert models.talker is not None
     rows = torch.randn(14, config.talker.text.hidden_size)
     expected = reference.model.talker.model(
         inputs_embeds=rows[None], position_ids=torch.arange(14).expand(3, 1, -1)
@@ -176,8 +172,6 @@ def test_talker_prefill_and_decode(models, config, reference) -> None:
 
 @torch.no_grad()
 def test_projections_and_text_rows(models, reference) -> None:
-    assert models.text_projection is not None
-    assert models.hidden_projection is not None
     weight = models.thinker.embedding.weight
     text_rows = TextRows(weight, models.text_projection, 64, torch.float32)
     ids = torch.tensor([0, 5, 300, len(weight) - 1])
@@ -206,7 +200,6 @@ def test_code_predictor_teacher_forced(deep_checkpoint, dtype) -> None:
     is the reference in float32: ours may be no further from it than the reference's own."""
     config = read_config(deep_checkpoint)
     models = load_models(Checkpoint(deep_checkpoint), config, dtype)
-    assert models.code_predictor is not None
     generator = torch.Generator().manual_seed(4)
     hidden = torch.randn(64, 64, generator=generator).to(dtype)
     codes = torch.randint(0, 64, (64, 16), generator=generator)
@@ -269,7 +262,6 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
     """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
     config, reference = read_config(deep_checkpoint), Reference(deep_checkpoint)
     models = load_models(Checkpoint(deep_checkpoint), config, torch.float32)
-    assert models.code_predictor is not None
     hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     code0 = torch.tensor([3, 0, 63, 17])
     codes, feedback = models.code_predictor(hidden, code0)
@@ -287,7 +279,6 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
 @torch.no_grad()
 def test_random_numbers_of_the_code_predictor_are_its_inputs(models) -> None:
     """The same uniforms give the same codes; top_k 1 is greedy whatever they are."""
-    assert models.code_predictor is not None
     hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
     uniforms, top_p = torch.rand(2, 15), torch.full((2,), 0.8)
     sampled = [models.code_predictor(hidden, code0, uniforms, top_p)[0] for _ in range(2)]
@@ -303,7 +294,6 @@ def test_random_numbers_of_the_code_predictor_are_its_inputs(models) -> None:
 @pytest.mark.parametrize("frames", [1, 2, 11, 12, 13, 60])
 def test_code2wav_gives_the_references_samples(models, config, reference, frames) -> None:
     """One full forward, within and beyond the sliding window of 12."""
-    assert models.code2wav is not None
     assert config.code2wav is not None
     codes = torch.randint(0, 64, (2, 16, frames), generator=torch.Generator().manual_seed(frames))
     ours = models.code2wav(codes)

@@ -177,7 +177,6 @@ def load(
 
 
 def close(engines: Engines) -> None:
-    assert engines.talker is not None and engines.vocoder is not None
     for engine in (engines.thinker, engines.talker, engines.vocoder):
         engine.close()
 

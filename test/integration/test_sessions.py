@@ -124,7 +124,6 @@ def test_any_session_is_its_messages_given_at_once(omni) -> None:
                 for result in finished:
                     assert_same_reply(result, omni.generate_audio(before, **LIMITS))
                 if turn.heard is not None:
-                    assert session._reply is not None
                     session.heard(turn.heard * session._reply.audio_s)
             # Whatever the last turn left: an answer to it, without the prefix cache.
             session.append("Well?")

@@ -137,7 +137,6 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both) -> None:
 def test_the_talker_gets_the_hidden_states_of_any_accept_layer(
     both_of, config, prompt_builder, layer
 ) -> None:
-    assert config.talker is not None
     changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
     ours, theirs = (engines.thinker for engines in both_of(config=changed, max_concurrency=1))
     prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)

@@ -50,7 +50,6 @@ def test_the_stored_tensors_can_be_read_back(config, checkpoint, part) -> None:
 
 def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -> None:
     c = config.thinker.text
-    assert c.moe is not None
     narrow = replace(c, moe=replace(c.moe, expert_width=c.moe.expert_width // 2))
     other = replace(config, thinker=replace(config.thinker, text=narrow))
     with pytest.raises(CheckpointError, match=r"has shape \[64, 32\]; config.json says"):

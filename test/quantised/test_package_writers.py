@@ -73,7 +73,6 @@ def test_weights_are_those_that_the_package_computes(checkpoint, config, tmp_pat
             assert torch.equal(reader.tensor(stored), theirs[stored]), stored
     thinker = load_models(Checkpoint(widened), config, torch.float32, ("thinker",)).thinker
     kept = load_checkpoint_models(ours, config, "int4", STAGES, packed=False).thinker
-    assert thinker is not None and kept is not None
     exact = dict(thinker.named_parameters())
     layers = r"decoder\.layers\..*(qkv\.weight|out\.weight|gate_up|down)"
     same = [

@@ -57,8 +57,6 @@ def test_a_single_file_checkpoint_loads_alike(copy, config, models) -> None:
         (single.talker, models.talker),
         (single.code2wav, models.code2wav),
     ):
-        assert ours is not None
-        assert theirs is not None
         for name, parameter in ours.named_parameters():
             assert torch.equal(parameter, theirs.get_parameter(name)), name
 

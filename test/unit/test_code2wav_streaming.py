@@ -41,7 +41,6 @@ def without_gradients() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def single(models) -> Code2Wav:
-    assert models.code2wav is not None
     return models.code2wav
 
 

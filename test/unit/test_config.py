@@ -50,7 +50,6 @@ def test_both_spellings_of_the_rope_settings_are_the_same(checkpoint, config, tm
 
     assert read_config(edited(checkpoint, tmp_path, respell)) == config
     assert config.thinker.text.rope == RopeConfig(1e6, (4, 2, 2))
-    assert config.code2wav is not None
     assert config.code2wav.rope.theta == 10000
 
 

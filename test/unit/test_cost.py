@@ -182,7 +182,6 @@ def test_a_published_time_is_within_the_expected_ones(label) -> None:
 
 def moe_layer(decoder: DecoderConfig, tp: int) -> ParallelMoe:
     """Make the experts of one layer at one of `tp` ranks."""
-    assert decoder.moe is not None
     moe = replace(decoder.moe, static=True, expert_width=decoder.moe.expert_width // tp)
     with torch.device("meta"):
         return ParallelMoe(decoder.hidden_size, moe, Alone()).to(torch.bfloat16)

@@ -186,7 +186,6 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
     )
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
         process.kill()
     assert len(pids) == 2

@@ -37,7 +37,6 @@ def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
 
 @pytest.fixture(scope="module")
 def cpu(models) -> EagerPredictor:
-    assert models.code_predictor is not None
     return EagerPredictor(models.code_predictor)
 
 
@@ -91,7 +90,6 @@ def test_the_table_of_text_rows_is_the_projection_of_every_token(
 ) -> None:
     """More rows than are projected at once, and no multiple of any batch."""
     part = part_of(checkpoint, config, "text_projection")
-    assert models.embedding is not None and models.text_projection is not None
     vocabulary = models.embedding.weight.detach().repeat(20, 1)[: ROWS_AT_ONCE + 101]
     assert len(vocabulary) == ROWS_AT_ONCE + 101
     project, width = NeuronProjection(part, "text_projection"), config.talker.text.hidden_size
@@ -106,7 +104,6 @@ def test_clips_of_any_length_are_encoded_as_on_the_cpu(checkpoint, config, model
     for seconds in ((0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)):
         part, c = part_of(checkpoint, config, "audio_encoder"), config.thinker.audio
         clips = [torch.randn(c.mel_bins, int(100 * s)) for s in seconds]
-        assert models.audio_encoder is not None
         expected = CpuAudio(models.audio_encoder).encode(clips)
         torch.testing.assert_close(NeuronAudio(part, c).encode(clips), expected, **CLOSE)
 
@@ -114,7 +111,6 @@ def test_clips_of_any_length_are_encoded_as_on_the_cpu(checkpoint, config, model
 @torch.inference_mode()
 def test_pictures_are_encoded_in_the_least_bucket_as_on_the_cpu(checkpoint, config, models) -> None:
     part, c = part_of(checkpoint, config, "vision_encoder"), config.thinker.vision
-    assert models.vision_encoder is not None
     pictures = [
         random_visual(checkpoint, grid) for grid in ((1, 4, 4), (3, 4, 6), (1, 2, 2), (1, 8, 8))
     ]

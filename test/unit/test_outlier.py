@@ -26,7 +26,6 @@ def outlier(request, tmp_path_factory) -> Path:
 def test_activations_are_as_published(outlier) -> None:
     models = talker_models(outlier)
     predictor = models.code_predictor
-    assert predictor is not None
     outs: dict[int, list[torch.Tensor]] = {i: [] for i in range(LAYERS)}
     inner: dict[int, list[torch.Tensor]] = {i: [] for i in range(LAYERS)}
     for i, layer in enumerate(predictor.decoder.layers):
@@ -58,7 +57,6 @@ def test_bfloat16_weights_in_float32_keep_the_codes_and_bfloat16_throughout_does
     outlier,
 ) -> None:
     wide, stored = (talker_models(outlier, kind) for kind in (torch.float32, torch.bfloat16))
-    assert wide.code_predictor is not None and stored.code_predictor is not None
     given = frame_inputs(wide)
     reference = codes_in(wide.code_predictor, given, torch.float32)
     kept = codes_in(stored.code_predictor, given, torch.float32)

@@ -343,7 +343,6 @@ def test_calls_hold_no_descriptors(shared) -> None:
 
 def test_a_killed_parent_leaves_no_orphan() -> None:
     with script("wait_as_parent()", stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2 and all(map(lives, pids))
         parent.kill()

@@ -214,7 +214,6 @@ def test_a_compiled_tree_has_what_the_checkpoint_has(
     compiled = load_compiled_models(tmp_path, config, "int4", STAGES, packed, stored)
     assert_equal_weights(parameters(compiled), parameters(loaded))
     for module, other in ((compiled.thinker, loaded.thinker), (compiled.talker, loaded.talker)):
-        assert module is not None and other is not None
         assert_equal_weights(dict(module.named_buffers()), dict(other.named_buffers()))
 
 

@@ -73,7 +73,6 @@ def test_a_page_gets_the_text_as_text_and_the_sound() -> None:
         "<p>&lt;script&gt;alert(&quot;6 &amp; 2&quot;)&lt;/script&gt;</p><audio"
     )
     data = re.fullmatch(r'.*<audio controls src="data:audio/wav;base64,(.*)"></audio>', shown)
-    assert data is not None
     samples, rate = soundfile.read(io.BytesIO(base64.b64decode(data[1])), dtype="float32")
     assert rate == RATE
     np.testing.assert_allclose(samples, SOUND, atol=4e-5)

@@ -30,7 +30,6 @@ SHORT = {**GREEDY, "thinker_max_new_tokens": 4, "talker_max_new_tokens": 5}
 
 
 def audio_s_of(session: Session) -> float:
-    assert session._reply is not None
     return session._reply.audio_s
 
 
@@ -277,7 +276,6 @@ def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint
             with pytest.raises(PromptTooLongError, match=r"append_audio lasts .* s of audio is"):
                 for _ in range(100):
                     session.append_audio(tone(0.5), 16000)
-            assert session._clip is not None
             assert session._clip.samples == 12 * 8000
             with pytest.raises(PromptTooLongError, match=r"KV cache 80 .*let `truncation` drop"):
                 session.respond()
