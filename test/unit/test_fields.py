@@ -262,13 +262,12 @@ def with_parents(paths: Iterable[str]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", OF_OTHER_TYPES)
-def test_what_is_of_another_type_is_refused_by_its_place(path) -> None:
-    body, end = OF_OTHER_TYPES[path]
-    with pytest.raises(ApiError) as refused:
-        read(body)
-    assert refused.value.status == 400
-    assert str(refused.value.param).endswith(end)
+def test_what_is_of_another_type_is_refused_by_its_place() -> None:
+    for body, end in OF_OTHER_TYPES.values():
+        with pytest.raises(ApiError) as refused:
+            read(body)
+        assert refused.value.status == 400
+        assert str(refused.value.param).endswith(end)
 
 
 def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -> None:
@@ -375,36 +374,34 @@ def test_every_field_of_qwens_and_openais_parts_is_in_the_table() -> None:
     assert set(RIGHT) == set(WRONG) == {f.name for f in ITEM_FIELDS if f.over_http}
 
 
-@pytest.mark.parametrize(("kind", "name"), OF_KINDS)
-def test_a_field_of_a_part_reaches_the_reader_of_its_medium(kind, name) -> None:
+def test_a_field_of_a_part_reaches_the_reader_of_its_medium() -> None:
     """Beside the part's object, inside it, and in Python."""
-    given = {name: RIGHT[name], **WITH.get(name, {})}
-    assert options_of(part(kind, None, **given)) == given
-    assert options_of(part(kind, given)) == given
-    assert options_of(part(kind, given, **given)) == given
-    if kind == "audio":
-        assert options_of(sound(given)) == options_of(sound(None, **given)) == given
-    assert read_item({"type": kind, kind: MEDIA[kind], **given}) == {
-        "type": kind,
-        kind: MEDIA[kind],
-        **given,
-    }
-    none = dict.fromkeys(given)
-    assert options_of(part(kind, none, **none)) == {}
-    assert read_item({"type": kind, kind: MEDIA[kind], **none}) == {"type": kind, kind: MEDIA[kind]}
+    for kind, name in OF_KINDS:
+        given = {name: RIGHT[name], **WITH.get(name, {})}
+        assert options_of(part(kind, None, **given)) == given
+        assert options_of(part(kind, given)) == given
+        assert options_of(part(kind, given, **given)) == given
+        if kind == "audio":
+            assert options_of(sound(given)) == options_of(sound(None, **given)) == given
+        plain, none = {"type": kind, kind: MEDIA[kind]}, dict.fromkeys(given)
+        assert read_item({**plain, **given}) == {**plain, **given}
+        assert options_of(part(kind, none, **none)) == {}
+        assert read_item({**plain, **none}) == plain
 
 
-@pytest.mark.parametrize(("kind", "name"), OF_KINDS)
-def test_a_wrong_value_is_refused_with_its_field(kind, name) -> None:
-    for value in WRONG[name]:
-        given = {**WITH.get(name, {}), name: value}
-        for inner, beside, at in ((given, {}, f".{kind}_url"), ({}, given, "")):
-            with pytest.raises(ApiError, match=name) as refused:
-                options_of(part(kind, inner, **beside))
-            assert refused.value.param == f"messages[0].content[0]{at}.{name}"
-        with pytest.raises(InputError, match=rf"^messages\[0\]\.content\[0\] has {name} ") as wrong:
-            read_item({"type": kind, kind: MEDIA[kind], **given})
-        assert str(wrong.value) == refused.value.message
+def test_a_wrong_value_is_refused_with_its_field() -> None:
+    for kind, name in OF_KINDS:
+        for value in WRONG[name]:
+            given = {**WITH.get(name, {}), name: value}
+            for inner, beside, at in ((given, {}, f".{kind}_url"), ({}, given, "")):
+                with pytest.raises(ApiError, match=name) as refused:
+                    options_of(part(kind, inner, **beside))
+                assert refused.value.param == f"messages[0].content[0]{at}.{name}"
+            with pytest.raises(
+                InputError, match=rf"^messages\[0\]\.content\[0\] has {name} "
+            ) as wrong:
+                read_item({"type": kind, kind: MEDIA[kind], **given})
+            assert str(wrong.value) == refused.value.message
 
 
 def test_fields_that_do_not_fit_are_refused_alike_over_http_and_in_python() -> None:
@@ -885,7 +882,6 @@ ENDPOINTS = {
     "item": SOCKET_ITEM,
     "response": RESPONSE,
 }
-OF_ENDPOINTS = [(name, path) for name, endpoint in ENDPOINTS.items() for path in endpoint.paths]
 # Values that a field of these names may have, where "x" would be refused as such.
 VALUES: Mapping[str, Any] = {
     **{"languages": ["x"], "keywords": ["x"], "strength": 0.5, "delay": "low"},
@@ -909,27 +905,30 @@ def body_of(endpoint: Endpoint, path: str) -> Json:
     return beside(path, value, {} if base is None else endpoint.bases[base])
 
 
-@pytest.mark.parametrize(("name", "path"), OF_ENDPOINTS)
-def test_every_path_of_openais_requests_is_one_of_the_three(name, path) -> None:
-    """Its effect is seen in what is asked, or it is counted, or it is refused by its name."""
-    endpoint = ENDPOINTS[name]
+def is_one_of_the_three(endpoint: Endpoint, path: str) -> bool:
+    """Return whether a field's effect is seen in what is asked, or it is counted, or refused by its
+    name.
+    """
     if path in endpoint.honoured:
         body, other = endpoint.honoured[path]
-        assert endpoint.read(body)[0] != endpoint.read(other)[0]
-        return
+        return endpoint.read(body)[0] != endpoint.read(other)[0]
     if path in with_parents(endpoint.honoured):
-        return
-    body = body_of(endpoint, path)
+        return True
     last = path.rpartition(".")[2].removesuffix("[]")
     counted = [path[:end] for end in range(len(path) + 1) if path[:end] in FIELDS[endpoint.table]]
     try:
-        found = endpoint.read(body)[1]
+        found = endpoint.read(body_of(endpoint, path))[1]
     except ApiError as error:
-        assert last in str(error.param) or last in error.message, error
-        assert path not in FIELDS[endpoint.table], error
-        assert "Input should be" not in error.message, error
-    else:
-        assert set(counted) & set(found), found
+        named = last in str(error.param) or last in error.message
+        of_value = "Input should be" in error.message
+        return named and path not in FIELDS[endpoint.table] and not of_value
+    return bool(set(counted) & set(found))
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_every_path_of_openais_requests_is_one_of_the_three(name) -> None:
+    endpoint = ENDPOINTS[name]
+    assert [path for path in endpoint.paths if not is_one_of_the_three(endpoint, path)] == []
 
 
 def test_a_responses_sound_has_the_sessions_format() -> None:
@@ -956,23 +955,13 @@ SENT_BACK: Mapping[str, Json] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        (name, path)
-        for name in (
-            *("chat", "speech", "transcription", "session", "item", "response"),
-            "input items",
-        )
-        for path in FIELDS[ENDPOINTS[name].table]
-        if path != "audio.output.speed"  # it has its effect here
-    ],
-)
-def test_every_field_in_the_table_is_counted(name, path) -> None:
-    endpoint = ENDPOINTS[name]
-    body = SENT_BACK.get(f"{endpoint.table} {path}") or body_of(endpoint, path)
-    assert path in endpoint.read(body)[1]
-    assert path not in endpoint.read({})[1]
+def test_every_field_in_the_table_is_counted() -> None:
+    for name in ENDPOINTS.keys() - {"transcribing session", "response.create"}:
+        endpoint = ENDPOINTS[name]
+        for path in {*FIELDS[endpoint.table]} - {"audio.output.speed"}:  # it has its effect here
+            body = SENT_BACK.get(f"{endpoint.table} {path}") or body_of(endpoint, path)
+            assert path in endpoint.read(body)[1]
+            assert path not in endpoint.read({})[1]
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
