@@ -77,6 +77,9 @@ ELSEWHERE = {
     ),
     "withStructuredOutput": "a method of LangChain",
 }
+# Dotted names that exist elsewhere, for which a string of the code is enough: a method of browsers,
+# and a machine's name that readers replace by theirs.
+DOTTED = ("AudioContext.setSinkId", "omni.lan")
 # Events of OpenAI's Realtime API, and fields of its sessions.
 REALTIME = re.compile(r"(?:session|conversation|response|audio)\.[a-z][a-z_.]*")
 TORCHNEURON = {  # of aws-neuron/torch-neuronx
