@@ -179,8 +179,9 @@ class Index:
     def flags(self) -> frozenset[str]:
         """Every option of the command line and of the scripts."""
         flags = set[str]()
-        for node in (node for name in _FLAGS_OF for node in self.classes[name]):
-            flags |= {f"--{field.replace('_', '-')}" for field in _bound(node)}
+        for name in _FLAGS_OF:
+            fields = (field for options in self.classes[name] for field in _bound(options))
+            flags |= {f"--{field.replace('_', '-')}" for field in fields}
         for name, tree in self.sources.items():
             for node in ast.walk(tree) if name != OWN_TEST else ():
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
