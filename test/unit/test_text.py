@@ -13,7 +13,7 @@ def tokenizer(checkpoint) -> Qwen2TokenizerFast:
 
 def pieces(tokenizer: Qwen2TokenizerFast, ids: list[int]) -> list[tuple[str, list[int]]]:
     stream = TextStream(lambda held: tokenizer.decode(held, skip_special_tokens=True))
-    return [*(stream.push(i) for i in ids), stream.finish()]
+    return [stream.push(i) for i in (*ids, None)]
 
 
 @pytest.mark.parametrize("text", ["hello", "déjà vu", "你好世界", "🙂", "🙂👩‍🚀!", "\ufffd stays"])

@@ -23,10 +23,9 @@ class TokenBuffer:
         on_space: Callable[[], None],
         eos_id: int,
         pad_id: int,
-        capacity: int = CAPACITY,
     ):
         self._changed, self._on_space = changed, on_space
-        self._eos_id, self._pad_id, self._capacity = eos_id, pad_id, capacity
+        self._eos_id, self._pad_id = eos_id, pad_id
         self._tokens: deque[int] = deque()
         self._wanted = 0
         self.written = 0
@@ -36,11 +35,11 @@ class TokenBuffer:
     @property
     def has_space(self) -> bool:
         """True if one more token has space."""
-        return self._abandoned or len(self._tokens) < self._capacity
+        return self._abandoned or len(self._tokens) < CAPACITY
 
     def may_put(self, tokens: int) -> bool:
         """Return whether that many tokens have space; if not, `on_space` wakes the writer later."""
-        space = self._abandoned or len(self._tokens) + tokens <= self._capacity
+        space = self._abandoned or len(self._tokens) + tokens <= CAPACITY
         self._wanted = 0 if space else tokens
         return space
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,12 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
 
-class SpeechStream(Iterator[Event], AsyncIterator[Event]):
+class SpeechStream(
+    Iterator[Event],
+    AsyncIterator[Event],
+    AbstractContextManager["SpeechStream"],
+    AbstractAsyncContextManager["SpeechStream"],
+):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
     It is read by `for` in a thread, or by `async for` in an event loop. A caller that takes no
@@ -59,35 +64,29 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         """Return the next event. Raises the error that ended the request."""
         since_s = self._clock.now()
         try:
-            while not self._done:
-                changed = self._live.output.changed
-                with changed:
-                    item, left_s = self._take(since_s)
-                    if left_s is not None:
-                        changed.wait(left_s)
-                        continue
-                if (event := self._event_of(item)) is not None:
-                    return event
+            while isinstance(event := self._poll(since_s), float):
+                with self._live.output.changed:
+                    if not self._there():
+                        self._live.output.changed.wait(event)
         except BaseException:
             self.close()
             raise
-        raise StopIteration
+        if event is None:
+            raise StopIteration
+        return event
 
     async def __anext__(self) -> Event:
         """Return the next event. A task that is cancelled while it waits cancels the request."""
         since_s = self._clock.now()
         try:
-            while not self._done:
-                with self._live.output.changed:
-                    item, left_s = self._take(since_s)
-                if left_s is not None:
-                    await self._changed(left_s)
-                elif (event := self._event_of(item)) is not None:
-                    return event
+            while isinstance(event := self._poll(since_s), float):
+                await self._changed(event)
         except BaseException:
             self.close()
             raise
-        raise StopAsyncIteration
+        if event is None:
+            raise StopAsyncIteration
+        return event
 
     async def ready(self, delay_s: float) -> list[Event]:
         """Wait for the next event, and return it with those that are ready then.
@@ -102,14 +101,15 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 self.close()
                 raise
         events = [await anext(self)]
-        if isinstance(events[0], TextDelta):
-            events += filter(None, map(self._event_of, self._take_ready()))
-        live = self._live
-        with live.output.changed:
-            at_end = live.ended and live.error is None and not live.output.has_item
-        if at_end and self._next is None and not self._done:
-            with suppress(StopAsyncIteration):  # another thread may have closed it
-                events.append(await anext(self))
+        while not self._done:
+            live = self._live
+            with live.output.changed:
+                there = isinstance(events[-1], TextDelta) if live.output.has_item else live.ended
+                if not there or live.error is not None:  # the next call raises it
+                    break
+                item = live.output.take()
+            if (event := self._event_of(item)) is not None:
+                events.append(event)
         return events
 
     @property
@@ -124,19 +124,9 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         if self._next is not None:
             self._pipeline.cancel(self._next)
 
-    def cancel(self) -> None:
-        """Cancel the request."""
-        self.close()
-
-    def __enter__(self) -> "SpeechStream":
-        return self
-
     def __exit__(self, *_: object) -> None:
         with suppress(ForkError):  # a forked child leaves its parent's block
             self.close()
-
-    async def __aenter__(self) -> "SpeechStream":
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()
@@ -151,32 +141,23 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             with suppress(ForkError):
                 self._pipeline.call_without_waiting(self.close)
 
-    def _take(self, since_s: float) -> tuple[Item | None, float | None]:
-        """Return an item, None after the last; or the time that is left to wait for one.
-
-        The lock is held.
-        """
-        live = self._live
-        while True:
-            if live.error is not None:
-                raise live.error
-            item = live.output.take()
-            if item is not None or live.ended:
-                return item, None
-            left_s = live.deadline_s(since_s) - self._clock.now()
-            if left_s > 0:
-                return None, left_s
-            live.end(live.late())
-
-    def _take_ready(self) -> list[Item]:
-        live, items = self._live, list[Item]()
-        with live.output.changed:
-            while live.error is None and not (items and isinstance(items[-1], AudioChunk)):
+    def _poll(self, since_s: float) -> Event | float | None:
+        """Return the next event, the time that is left to wait for one, or None after the end."""
+        while not self._done:
+            live = self._live
+            with live.output.changed:
+                if live.error is not None:
+                    raise live.error
                 item = live.output.take()
-                if item is None:
-                    break
-                items.append(item)
-        return items
+                if item is None and not live.ended:
+                    left_s = live.deadline_s(since_s) - self._clock.now()
+                    if left_s > 0:
+                        return left_s
+                    live.end(live.late())
+                    continue
+            if (event := self._event_of(item)) is not None:
+                return event
+        return None
 
     def _event_of(self, item: Item | None) -> Event | None:
         """Return the event of an item (None: after the last of a request), if there is one yet."""
@@ -198,9 +179,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             if self.keeps_audio:
                 self._chunks.append(chunk)
             return chunk
-        text, token_ids = (
-            self._decoder.finish() if isinstance(item, TextEnd) else self._decoder.push(item)
-        )
+        text, token_ids = self._decoder.push(None if isinstance(item, TextEnd) else item)
         if not token_ids:  # no complete character yet
             return None
         self._texts.append(text)
@@ -228,22 +207,23 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         if self._done:  # closed meanwhile
             self.close()
 
+    def _there(self, chunk: bool = False) -> bool:
+        """Return whether there is an item (chunk: of audio) or the end. The lock is held."""
+        output = self._live.output
+        return self._live.ended or (output.has_chunk if chunk else output.has_item)
+
     async def _changed(self, seconds: float, *, chunk: bool = False) -> None:
         """Wait in an event loop for an item (chunk: of audio) or the end."""
-        live, output, loop = self._live, self._live.output, asyncio.get_running_loop()
-        woken = asyncio.Event()
-
-        def there() -> bool:
-            return live.ended or (output.has_chunk if chunk else output.has_item)
+        output, loop, woken = self._live.output, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:  # the lock is held
-            if there():
+            if self._there(chunk):
                 output.on_change = None
                 with suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(woken.set)
 
         with output.changed:
-            if there():
+            if self._there(chunk):
                 return
             output.on_change = wake
         # asyncio.wait_for loses a cancel that comes as the wait ends, before Python 3.12.
@@ -321,19 +301,18 @@ class TextStream:
         self._decode, self._before = decode, before
         self._held: list[int] = []
 
-    def push(self, token_id: int) -> tuple[str, list[int]]:
-        """Add a token. Returns the text that is complete now, and its ids."""
-        self._held.append(token_id)
-        text = self._decode(self._held)
-        if text.endswith(INCOMPLETE):
+    def push(self, token_id: int | None) -> tuple[str, list[int]]:
+        """Add a token, None for the end. Returns the text that is complete now, and its ids.
+
+        At the end that is all buffered text, incomplete characters included.
+        """
+        if token_id is not None:
+            self._held.append(token_id)
+        if not self._held:
             return "", []
-        return self._release(text)
-
-    def finish(self) -> tuple[str, list[int]]:
-        """Return the text of the buffered tokens, incomplete characters included."""
-        return self._release(self._decode(self._held)) if self._held else ("", [])
-
-    def _release(self, text: str) -> tuple[str, list[int]]:
+        text = self._decode(self._held)
+        if token_id is not None and text.endswith(INCOMPLETE):
+            return "", []
         ids, self._held = self._held, []
         text, self._before = self._before + text, ""
         return text, ids

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +53,8 @@ from qwen3_omni_neuron.serving.service import Service
 TEXT_DELAY_S = 0.05  # longest delay of text in a streamed answer
 EVENTS = "text/event-stream"
 """Media type of server-sent events."""
+DONE = b"data: [DONE]\n\n"
+"""Server-sent event that ends an answer's events."""
 Json = dict[str, Any]
 ReplyMaker = Callable[["Question", SpeechStream], "Reply"]
 """Function that makes the reply to a question from its stream. The reply holds no media of it."""
@@ -171,12 +172,20 @@ class Answer(ABC):
         self._prompt_tokens, self._made = stream.prompt_tokens, 0
         self._result: SpeechResult | None = None
 
-    @abstractmethod
-    def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events of a streamed answer, all that are ready in one piece.
 
         Text that is ready at the same time is one event.
         """
+        pieces = self._first()
+        with closing(self._served) as served:
+            async for events in served:
+                pieces += self._next(events)
+                if self._result is None and pieces:
+                    yield b"".join(pieces)
+                    pieces = []
+        self._finish()
+        yield b"".join((*pieces, *self._last()))
 
     def last_event(self, error: ApiError) -> bytes:
         """Return the event of an error that ends a streamed answer early."""
@@ -186,9 +195,21 @@ class Answer(ABC):
     def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
 
+    def _first(self) -> list[bytes]:
+        """Return the server-sent events before those of the reply."""
+        return []
+
     @abstractmethod
-    def _take(self, event: Event) -> Any:
-        """Process an event. Returns the text that it completes."""
+    def _next(self, events: Sequence[Event]) -> list[bytes]:
+        """Take events that came together. Returns their server-sent events."""
+
+    @abstractmethod
+    def _last(self) -> list[bytes]:
+        """Return the server-sent events of the reply's end."""
+
+    @abstractmethod
+    def _take(self, events: Sequence[Event]) -> Any:
+        """Process events that came together. Returns what of them is sent."""
 
     async def response(self) -> Response:
         """Return the response in which it is sent."""
@@ -201,8 +222,8 @@ class Answer(ABC):
     async def collect(self) -> None:
         """Read the stream to its end."""
         with closing(self._served) as served:
-            async for (event,) in served:
-                self._take(event)
+            async for events in served:
+                self._take(events)
         self._finish()
 
     def close(self) -> None:
@@ -259,35 +280,23 @@ async def answer(
     return await begun.response()
 
 
-@dataclass
 class Question:
-    """A parsed request whose media may still have to be decoded, and its grammar compiled.
+    """A parsed request whose media may still have to be decoded, and its grammar compiled."""
 
-    messages, options: arguments of the Python API. media: reader of these messages' media. reply:
-    makes the reply. compiling: the grammar, while another process compiles it.
-    """
-
-    wanted: ChatRequest
-    messages: list[Json]
-    options: Json
-    media: MediaReader
-    reply: ReplyMaker
-    service: Service
-    context: Context
-    compiling: "Future[Any] | None" = None
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         wanted: ChatRequest,
         reply: ReplyMaker,
         service: Service,
         context: Context,
         names: Sequence[str] | None = None,
-    ) -> "Question":
+    ):
         """Check a request, and begin to read its media. Raises ApiError.
 
         names: names of its messages for errors; None: messages[0] and so on.
         """
+        self.wanted, self.service, self.context, self._reply = wanted, service, context, reply
+        self._compiling: Future[Any] | None = None  # the grammar, in another process
         omni = context.omni
         check_request(wanted)
         if wanted.speaks and not omni.info.speakers:
@@ -299,18 +308,19 @@ class Question:
                 "modalities",
             )
         voices = service.voices_of(omni)
-        options = request_options(wanted, service.settings, context.owner, voices, omni.info.thinks)
-        hears_videos = options.get("use_audio_in_video") is True
-        media = MediaReader(service, omni, context.owner, hears_videos, context.param)
-        context.warnings = media.warnings
+        self.options = request_options(
+            wanted, service.settings, context.owner, voices, omni.info.thinks
+        )
+        hears_videos = self.options.get("use_audio_in_video") is True
+        self._media = MediaReader(service, omni, context.owner, hears_videos, context.param)
+        context.warnings = self._media.warnings
         transcript = partial(service.replies.get, context.owner)
-        messages = conversation(wanted, media.read, transcript, names)
-        return Question(wanted, messages, options, media, reply, service, context)
+        self._messages = conversation(wanted, self._media.read, transcript, names)
 
     @property
     def takes_long(self) -> bool:
         """True where it has media to read, or a grammar to compile."""
-        return self.media.pending or has_grammar(self.options)
+        return self._media.pending or has_grammar(self.options)
 
     def begin(self) -> "Reply | Question":
         """Start the request, unless it has media or a grammar for another process.
@@ -319,38 +329,34 @@ class Question:
         """
         hold = self.context.account.hold
         if has_grammar(self.options):
-            self.compiling = self.context.omni.compile_grammar(hold, **self.options)
-        inline = self.media.finish_inline(hold)
-        return self.answer() if inline and self.compiling is None else self
+            self._compiling = self.context.omni.compile_grammar(hold, **self.options)
+        inline = self._media.finish_inline(hold)
+        return self.answer() if inline and self._compiling is None else self
 
     async def finish(self) -> None:
         """Wait for the grammar and the media. Raises ApiError and the API's errors."""
-        try:
-            if self.compiling is not None:
-                self.options["grammar"] = await asyncio.wrap_future(self.compiling)
-            await self.media.finish(self.context.account.hold)
-        except BaseException:
-            self.close()
-            raise
+        if self._compiling is not None:
+            self.options["grammar"] = await asyncio.wrap_future(self._compiling)
+        await self._media.finish(self.context.account.hold)
 
     def count_tokens(self) -> int:
         """Return the number of tokens of its prompt. Raises the API's errors."""
-        return self.context.omni.count_tokens(self.messages, **self.options)
+        return self.context.omni.count_tokens(self._messages, **self.options)
 
     def answer(self) -> "Reply":
         """Start the request. Raises the API's errors."""
         wanted, context = self.wanted, self.context
         context.wanted(bool(wanted.stream), wanted.speaks)
         ask = context.omni.stream if wanted.speaks else context.omni.stream_text
-        stream = ask(self.messages, **self.options)
+        stream = ask(self._messages, **self.options)
         if self.service.settings.log_content:  # only now: a refused request may have any length
-            context.question = [_texts(message) for message in self.messages]
-        return self.reply(self, stream)
+            context.question = [_texts(message) for message in self._messages]
+        return self._reply(self, stream)
 
     def close(self) -> None:
         """Stop compiling the grammar."""
-        if self.compiling is not None:
-            self.compiling.cancel()
+        if self._compiling is not None:
+            self._compiling.cancel()
 
 
 def _texts(message: Json) -> Json:
@@ -385,62 +391,54 @@ class Reply(Answer):
         heard = None if self._calls else self._ended.talker_finish_reason
         return "length" in (self._ended.thinker_finish_reason, heard)
 
-    def _take(self, event: Event) -> list[ReplyPart]:
-        """Process an event. Returns the parts of text that it completes."""
-        if isinstance(event, TextDelta):
-            self._made += len(event.token_ids)
-            if event.logprobs:
-                spell = self._context.omni.prompt_builder.token_bytes
-                self._held_logprobs += token_logprobs(event, spell)
-            parts = self._split.push(event.text)
-            if self._split.reasons:
-                self._reasoning_tokens += len(event.token_ids)
-            return self._noted(parts)
-        if isinstance(event, AudioChunk):
-            self._made += event.frames
-            return []
-        self._result = event.result
-        cut = event.result.thinker_finish_reason == "length"
-        return self._noted(self._split.finish(at_limit=cut))
-
-    def _taken(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
+    def _take(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
         """Process events that came together. Returns the parts of text, and the chunk to send.
 
-        A tool call is not meant to be heard: from the first call on, speech is left out.
+        Adjacent parts of one kind are one part. A tool call is not meant to be heard: from the
+        first call on, speech is left out.
         """
-        parts = _joined([part for event in events for part in self._take(event)])
-        chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
+        parts, chunk = list[ReplyPart](), None
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._made += len(event.token_ids)
+                if event.logprobs:
+                    spell = self._context.omni.prompt_builder.token_bytes
+                    self._held_logprobs += token_logprobs(event, spell)
+                self._add(self._split.push(event.text), parts)
+                if self._split.reasons:
+                    self._reasoning_tokens += len(event.token_ids)
+            elif isinstance(event, AudioChunk):
+                self._made += event.frames
+                chunk = event
+            else:
+                self._result = event.result
+                cut = event.result.thinker_finish_reason == "length"
+                self._add(self._split.finish(at_limit=cut), parts)
         return parts, None if self._calls else chunk
 
-    def _noted(self, parts: list[ReplyPart]) -> list[ReplyPart]:
-        """Add parts to the whole answer and return them.
+    def _add(self, new: Sequence[ReplyPart], parts: list[ReplyPart]) -> None:
+        """Add an event's parts to the whole answer, and to the parts that are sent with them.
 
         The first content has the log-probabilities of all tokens that they came from.
         """
-        if parts:
-            held, self._held_logprobs = self._held_logprobs, []
-            for i, part in enumerate(parts):
-                if held and isinstance(part, Content):
-                    self._logprobs += held
-                    parts[i], held = replace(part, logprobs=held), []
-        for part in parts:
+        for part in new:
+            before = parts[-1] if parts else None
             if isinstance(part, Call):
                 self._calls.append(part)
+                parts.append(part)
+            elif isinstance(part, Reasoning):
+                self._reasons.append(part.text)
+                if isinstance(before, Reasoning):
+                    parts[-1] = Reasoning(before.text + part.text)
+                else:
+                    parts.append(part)
             else:
-                texts = self._reasons if isinstance(part, Reasoning) else self._texts
-                texts.append(part.text)
-        return parts
-
-
-def _joined(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
-    """Join adjacent parts of one kind, except calls."""
-    joined: list[ReplyPart] = []
-    for part in parts:
-        before = joined[-1] if joined else None
-        if isinstance(part, Content) and isinstance(before, Content):
-            joined[-1] = Content(before.text + part.text, [*before.logprobs, *part.logprobs])
-        elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
-            joined[-1] = Reasoning(before.text + part.text)
-        else:
-            joined.append(part)
-    return joined
+                logprobs, self._held_logprobs = self._held_logprobs, []
+                self._texts.append(part.text)
+                self._logprobs += logprobs
+                if isinstance(before, Content):
+                    parts[-1] = Content(before.text + part.text, [*before.logprobs, *logprobs])
+                else:
+                    parts.append(Content(part.text, logprobs))
+        if new:
+            self._held_logprobs = []

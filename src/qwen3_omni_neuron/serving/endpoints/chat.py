@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,12 +8,13 @@ import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event
 from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import (
+    DONE,
     Question,
     Reply,
     answer,
@@ -73,7 +73,7 @@ def _read(service: Service, context: Context) -> Question:
     """Parse a request's body. Raises ApiError."""
     wanted = parse_json(ChatRequest, context.body)
     check_model(service, wanted.model)
-    question = Question.of(wanted, ChatReply, service, context)
+    question = Question(wanted, ChatReply, service, context)
     service.count_without_effect(CHAT, wanted)
     return question
 
@@ -92,31 +92,29 @@ class ChatReply(Reply):
         frame = to_json(self._completion(_CHUNK, [])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events, and [DONE] after them."""
+    def _first(self) -> list[bytes]:
         first: Json = {"role": "assistant", "content": "" if not self._in_audio else None}
         if self._in_audio:
             first["audio"] = {"id": self._audio_id, "voice": self._voice}
-        pieces = [self._piece(first)]
-        with closing(self._served) as served:
-            async for events in served:
-                parts, chunk = self._taken(events)
-                pieces += [self._part(part) for part in parts]
-                if chunk is not None:
-                    pieces.append(self._event(self._sound(chunk), "audio"))
-                if self._result is None:
-                    yield b"".join(pieces)
-                    pieces = []
-        self._finish()
-        if self._in_audio:
-            pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
+        return [self._piece(first)]
+
+    def _next(self, events: Sequence[Event]) -> list[bytes]:
+        parts, chunk = self._take(events)
+        pieces = [self._part(part) for part in parts]
+        if chunk is not None:
+            pieces.append(self._event(self._sound(chunk), "audio"))
+        return pieces
+
+    def _last(self) -> list[bytes]:
+        audio = {"audio": {"expires_at": self._expires_at}}
+        pieces = [self._piece(audio)] if self._in_audio else []
         # Clients of vllm-omni print the content of every piece with text.
         last = {"content": ""} if self.wanted.in_vllm_omnis_way else {}
         pieces.append(self._piece(last, self._finish_reason()))
         options = self.wanted.stream_options
         if options is not None and options.include_usage:
             pieces.append(json_event(self._completion(_CHUNK, []) | {"usage": self._usage()}))
-        yield b"".join((*pieces, b"data: [DONE]\n\n"))
+        return [*pieces, DONE]
 
     def whole(self) -> bytes:
         """Return the chat completion."""

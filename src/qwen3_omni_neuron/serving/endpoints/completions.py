@@ -1,7 +1,6 @@
 """POST /v1/completions: a raw prompt in, its continuation out, in text."""
 
-from collections.abc import AsyncGenerator
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +10,7 @@ from pydantic import Field
 from qwen3_omni_neuron.events import Event, Finished, TextDelta
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.endpoints.answer import Answer, json_event, parts_of
+from qwen3_omni_neuron.serving.endpoints.answer import DONE, Answer, json_event, parts_of
 from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import OneOf, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import (
@@ -134,37 +133,36 @@ class Completion(Answer):
         super().__init__(stream, service, context, bool(wanted.stream))
         self._options, self._id = wanted.stream_options, new_id("cmpl-")
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the text as it is written, then the finish reason, and [DONE]."""
-        options = self._options
-        with closing(self._served) as served:
-            async for events in served:
-                text = "".join(map(self._take, events))
-                if text:
-                    piece = self._frame(text)
-                    if options is not None and options.continuous:
-                        piece["usage"] = running_usage(self._prompt_tokens, self._made)
-                    yield json_event(piece)
-        self._finish()
+    def _next(self, events: Sequence[Event]) -> list[bytes]:
+        text = self._take(events)
+        if not text:
+            return []
+        piece = self._frame(text)
+        if self._options is not None and self._options.continuous:
+            piece["usage"] = running_usage(self._prompt_tokens, self._made)
+        return [json_event(piece)]
+
+    def _last(self) -> list[bytes]:
         pieces = [json_event(self._frame("", self._ended.thinker_finish_reason))]
-        if options is not None and options.include_usage:
+        if self._options is not None and self._options.include_usage:
             pieces.append(json_event(self._frame() | {"usage": self._usage()}))
-        yield b"".join((*pieces, b"data: [DONE]\n\n"))
+        return [*pieces, DONE]
 
     def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
         answer = self._frame("".join(self._texts), self._ended.thinker_finish_reason)
         return to_json(answer | {"usage": self._usage()})
 
-    def _take(self, event: Event) -> str:
-        """Process an event. Returns its text."""
-        if isinstance(event, TextDelta):
-            self._texts.append(event.text)
-            self._made += len(event.token_ids)
-            return event.text
-        if isinstance(event, Finished):
-            self._result = event.result
-        return ""
+    def _take(self, events: Sequence[Event]) -> str:
+        """Process events that came together. Returns their text."""
+        before = len(self._texts)
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+                self._made += len(event.token_ids)
+            elif isinstance(event, Finished):
+                self._result = event.result
+        return "".join(self._texts[before:])
 
     def _usage(self) -> Json:
         return completion_usage(self._ended.timings)

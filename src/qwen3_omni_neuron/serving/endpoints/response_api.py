@@ -1,8 +1,7 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, dropwhile, islice
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.endpoints.answer import Question, Reply, answer, parts_of
@@ -166,7 +166,7 @@ def _read(
         kept = KeptResponse(b"", asked.previous_response_id, given, {}, new)
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)
-    return Question.of(wanted, reply, service, context, names)
+    return Question(wanted, reply, service, context, names)
 
 
 def _page(
@@ -259,32 +259,27 @@ class ResponseReply(Reply):
         self._asked, self._kept, self._id = asked, kept, response_id
         self._number = 0
         self._items = OutputItems()
+        self._ending: list[bytes] = []
         self._body = b""
 
     async def collect(self) -> None:
         """Read the stream to its end."""
-        with closing(self._served) as served:
-            async for events in served:
-                for part in self._taken(events)[0]:
-                    list(self._items.add(part))
-        list(self._items.finish(self._status))
-        self._finish()
+        async for _ in self.pieces():
+            pass
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events."""
+    def _first(self) -> list[bytes]:
         begun = self._object("in_progress")
-        pieces = [self._event(kind, {"response": begun}) for kind in _BEGINNING]
-        with closing(self._served) as served:
-            async for events in served:
-                for part in self._taken(events)[0]:
-                    pieces += [self._event(*event) for event in self._items.add(part)]
-                if self._result is None:
-                    yield b"".join(pieces)
-                    pieces = []
-        pieces += [self._event(*event) for event in self._items.finish(self._status)]
-        self._finish()
-        pieces.append(self._framed(f"response.{self._status}", b'"response":' + self._body))
-        yield b"".join(pieces)
+        return [self._event(kind, {"response": begun}) for kind in _BEGINNING]
+
+    def _next(self, events: Sequence[Event]) -> list[bytes]:
+        parts, _ = self._take(events)
+        return [self._event(*event) for part in parts for event in self._items.add(part)]
+
+    def _last(self) -> list[bytes]:
+        return [
+            *self._ending,
+            self._framed(f"response.{self._status}", b'"response":' + self._body),
+        ]
 
     def whole(self) -> bytes:
         """Return the response."""
@@ -293,6 +288,7 @@ class ResponseReply(Reply):
     def _finish(self) -> None:
         """Keep the complete response for later turns."""
         super()._finish()
+        self._ending = [self._event(*event) for event in self._items.finish(self._status)]
         self._body = to_json(self._object(self._status))
         if self._kept is not None:
             output = {item["id"]: to_json(sent_back(item)) for item in self._items.items}
