@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.remote import EngineProcess
+from qwen3_omni_neuron.engines.process.engine_process import EngineGroup
 from qwen3_omni_neuron.errors import CheckpointError, EngineDiedError, OptionError
 
 
@@ -154,7 +154,7 @@ def slow_engine(seconds: float) -> FakeThinker:
 
 def wait_as_parent() -> None:
     """Start two engines, print their process ids, and wait in a call of the first to be killed."""
-    processes = [EngineProcess("thinker", FakeThinker) for _ in range(2)]
+    processes = [EngineGroup(["thinker"], [FakeThinker], [{}]) for _ in range(2)]
     for process in processes:
         process.wait_ready(60)
     sys.stdout.write(f"{processes[0].pids[0]} {processes[1].pids[0]}\n")
@@ -164,7 +164,7 @@ def wait_as_parent() -> None:
 
 def kill_one_leave_one() -> None:
     """Kill one process, leave another unclosed, and print the latter's id; stderr stays empty."""
-    lost, forgotten = (EngineProcess("thinker", FakeThinker) for _ in range(2))
+    lost, forgotten = (EngineGroup(["thinker"], [FakeThinker], [{}]) for _ in range(2))
     for process in (lost, forgotten):
         process.wait_ready(60)
         process.call("echo", torch.zeros(3_000_000))

@@ -14,7 +14,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.remote import RemoteTalker
+from qwen3_omni_neuron.engines.remote import RemoteEngine
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from testing.media_cases import QUESTION_WAV
@@ -177,7 +177,7 @@ def process_ids(omni: Qwen3Omni) -> dict[str, int]:
 
 @pytest.mark.usefixtures("cold_starts")
 def test_engines_in_processes_of_their_own_say_the_same(split, alone) -> None:
-    assert isinstance(split._pipeline._engines.talker, RemoteTalker)
+    assert isinstance(split._pipeline._engines.talker, RemoteEngine)
     for result, expected in zip(at_once(split, REQUESTS), alone, strict=True):
         assert_same(result, expected, tolerance=1e-5)
     pids = process_ids(split)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.engines import remote
 from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, TAIL_BYTES
-from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
+from qwen3_omni_neuron.engines.process.engine_process import EngineGroup
 from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES
-from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
+from qwen3_omni_neuron.engines.remote import RemoteEngine, remote_engines
 from qwen3_omni_neuron.errors import CheckpointError, ClosedError, EngineDiedError, OptionError
 from testing.fake_engines_for_processes import (
     FakeParent,
@@ -32,7 +33,7 @@ from testing.subprocesses import lives, wait_until
 
 AT_ONCE_S = 20.0  # on a busy machine; a stalled call would take 600 s
 START_S = 60.0  # a first import of torch, of a machine that does other things
-Process = Callable[..., EngineProcess]
+Process = Callable[..., EngineGroup]
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def start() -> Iterator[Process]:
     """Starts processes, which the test's end closes."""
     started = []
 
-    def start_one(factory: Callable[[], Any] = FakeThinker, **options: Any) -> EngineProcess:
-        started.append(EngineProcess("thinker", factory, **options))
+    def start_one(factory=FakeThinker, env=None, **options: Any) -> EngineGroup:
+        started.append(EngineGroup(["thinker"], [factory], [env or {}], **options))
         return started[-1]
 
     yield start_one
@@ -50,9 +51,9 @@ def start() -> Iterator[Process]:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[EngineProcess]:
+def shared() -> Iterator[EngineGroup]:
     """A thinker's process that the tests leave as it was."""
-    process = EngineProcess("thinker", FakeThinker)
+    process = EngineGroup(["thinker"], [FakeThinker], [{}])
     process.wait_ready(START_S)
     yield process
     process.close()
@@ -272,19 +273,27 @@ def test_close_ends_a_call_that_stalls(start) -> None:
 def test_close_lets_the_engine_close(start, tmp_path) -> None:
     note = tmp_path / "note"
     process = start(functools.partial(FakeThinker, note=str(note)))
-    RemoteThinker(process, START_S).close()
+    RemoteEngine("thinker", process, START_S).close()
     assert note.read_text() == "closed"
 
 
-def test_what_fails_while_building_is_raised_here(start) -> None:
-    processes = [start(broken_engine), start(engine_that_dies), start(FakeThinker)]
+def test_what_fails_while_building_is_raised_here(start, monkeypatch) -> None:
+    process, pids = start(broken_engine), list[int]()
     with pytest.raises(CheckpointError, match=r"config\.json is missing") as caught:
-        processes[0].wait_ready(START_S)
+        process.wait_ready(START_S)
     assert "in broken_engine" in str(caught.value.__cause__)
-    assert not lives(processes[0].pids[0])
+    assert not lives(process.pids[0])
+
+    def noted(_: Any, factories: Sequence[Callable[[], Any]], *__: Any) -> EngineGroup:
+        process = start(*factories)
+        pids.extend(process.pids)
+        return process
+
+    monkeypatch.setattr(remote, "EngineGroup", noted)
+    factories = {"thinker": FakeThinker, "talker": engine_that_dies}
     with pytest.raises(EngineDiedError, match=r"exit status 4(.|\n)*no cores left"):
-        remote_engines(processes[2], processes[1], None, START_S)
-    assert not lives(processes[1].pids[0]) and not lives(processes[2].pids[0])
+        remote_engines(factories, {stage: {} for stage in factories}, 1, START_S)
+    assert len(pids) == 2 and not any(map(lives, pids))
     with pytest.raises(Exception, match="lambda"):
         start(lambda: None)
 

@@ -127,7 +127,11 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
     request = CoreRequest(placement, stages, options.instance, options.cores)
     environments = target.environments(spec.plan, request)
     if placement == "split":
-        return _start_processes(target.build_engines, spec, environments, torch_threads)
+        from qwen3_omni_neuron.engines.remote import remote_engines
+
+        build = partial(build_engine, target.build_engines, spec)
+        factories = {stage: partial(build, stage) for stage in environments}
+        return remote_engines(factories, environments, torch_threads, READY_TIMEOUT_S)
     set_environment(environments[stages[0]])  # "shared": the same for all stages
     built = target.build_engines(spec, stages)
     enter_thread = partial(torch.set_num_threads, torch_threads)
@@ -177,26 +181,3 @@ def build_engine(
     """Build the engine of one stage. A stage's own process runs this first."""
     built: Mapping[str, Any] = build(spec, [stage])
     return built[stage]
-
-
-def _start_processes(
-    build: EngineBuilder,
-    spec: EngineSpec,
-    environments: Mapping[str, Mapping[str, str]],
-    threads: int,
-) -> "Engines":
-    from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
-    from qwen3_omni_neuron.engines.remote import remote_engines
-
-    processes: dict[str, EngineProcess] = {}
-    try:
-        for stage, environment in environments.items():  # all at once, to read weights in parallel
-            factory = partial(build_engine, build, spec, stage)
-            processes[stage] = EngineProcess(stage, factory, environment, threads)
-    except BaseException:
-        for process in processes.values():
-            process.close()
-        raise
-    return remote_engines(
-        processes["thinker"], processes.get("talker"), processes.get("vocoder"), READY_TIMEOUT_S
-    )

@@ -240,19 +240,6 @@ class EngineGroup:
             raise type(self._error)(*self._error.args)
 
 
-class EngineProcess(EngineGroup):
-    """A process with one engine. See EngineGroup for the arguments."""
-
-    def __init__(
-        self,
-        name: str,
-        factory: Callable[[], Any],
-        env: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        super().__init__([name], [factory], [env or {}], threads)
-
-
 class _Process:
     """A started process, its connection, and its output."""
 
