@@ -52,7 +52,8 @@ def test_what_a_codec_does_to_itself_ends_its_item_alone(shared) -> None:
             match = f"^here can't be decoded: its decoder {said}.*{advice}"
             with pytest.raises(ERRORS[kind], match=match):
                 shared.decode(job_of(kind, wrong))
-        assert shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).measured.seconds == 1.3
+        decoded = shared.decode(job_of("audio", sound("FLAC", "PCM_16")))
+        assert len(decoded.item["audio"]) == 20_800
 
 
 def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(shared) -> None:
@@ -110,7 +111,7 @@ def test_a_child_has_limits_and_no_more_than_it_needs(shared) -> None:
     limits = state["limits"]
     assert not state["torch"] and state["own session"] and state["no new privileges"]
     assert (state["threads"], state["nice"] - os.nice(0), state["ignored"]) == (1, 5, False)
-    assert state["files"] == 6  # of the standard streams, its connection, job and result
+    assert state["files"] == 5  # the standard streams, its connection and result
     assert limits["AS"] <= state["mapped"] + 512 * MIB
     del limits["AS"]
     assert limits == {"CPU": 60, "CORE": 0, "FSIZE": MIB, "NOFILE": 64, "NPROC": 0}

@@ -2,19 +2,9 @@
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-
-
-@dataclass
-class _Owner:
-    """Work of one owner. served: number of the last place that it got, 0 for none."""
-
-    held: int = 0
-    served: int = 0
-    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
 
 
 class FairPlaces:
@@ -26,8 +16,10 @@ class FairPlaces:
 
     def __init__(self, places: int):
         self._free, self._most_each = places, max(1, places - 1)
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._held = Counter[str]()
         self._count = itertools.count(1)
-        self._owners: dict[str, _Owner] = {}
+        self._served = Counter[str]()  # by owner: the number of its last place, 0 for none
 
     @asynccontextmanager
     async def place(self, owner: str, most_s: float | None = None) -> AsyncIterator[None]:
@@ -37,8 +29,7 @@ class FairPlaces:
         """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        known = self._owners.setdefault(owner, _Owner())
-        known.waiting.append(waiter)
+        self._waiting.append((owner, waiter))
         self._give()
         # asyncio.wait_for would lose a cancellation that comes together with the place.
         timer = None if most_s is None else loop.call_later(most_s, _expire, waiter)
@@ -49,26 +40,28 @@ class FairPlaces:
             if timer is not None:
                 timer.cancel()
             if waiter.cancelled() or waiter.exception() is not None:
-                if waiter in known.waiting:
-                    known.waiting.remove(waiter)
+                self._waiting.remove((owner, waiter))
             else:  # also where the task was cancelled right after it got the place
                 self._free += 1
-                known.held -= 1
+                self._held[owner] -= 1
                 self._give()
-            if not known.held and not known.waiting and self._owners.get(owner) is known:
-                del self._owners[owner]
+            if not self._held[owner] and all(other != owner for other, _ in self._waiting):
+                del self._held[owner], self._served[owner]
 
     def _give(self) -> None:
         """Give the free places to the owners whose turn it is."""
         while self._free:
-            able = [o for o in self._owners.values() if o.waiting and o.held < self._most_each]
+            able = [
+                (owner, waiter)
+                for owner, waiter in self._waiting
+                if self._held[owner] < self._most_each and not waiter.done()
+            ]
             if not able:
                 return
-            owner = min(able, key=lambda o: o.served)  # among equals, the first to ask
-            waiter = owner.waiting.popleft()
-            if waiter.done():  # it was cancelled, and its task has not run since
-                continue
-            owner.held, owner.served = owner.held + 1, next(self._count)
+            owner, waiter = min(able, key=lambda one: self._served[one[0]])  # the first to ask
+            self._waiting.remove((owner, waiter))
+            self._held[owner] += 1
+            self._served[owner] = next(self._count)
             self._free -= 1
             waiter.set_result(None)
 

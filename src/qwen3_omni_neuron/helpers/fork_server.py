@@ -24,12 +24,12 @@ from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, take_sign
 from qwen3_omni_neuron.errors import InputError
 from qwen3_omni_neuron.helpers import wire
 
-Run = Callable[[wire.Line, int, int], object]
-"""Function of a child: gets its connection, and the files with its job and for its result."""
+Run = Callable[[wire.Line, int], object]
+"""Function of a child: gets its connection, and the file for its result."""
 ORDER = struct.Struct("<QQ")
-"""Order of a fork: bytes and CPU seconds of the child, which gets the first three files with it.
+"""Order of a fork: bytes and CPU seconds of the child, which gets the first two files with it.
 
-They are its end of its connection, its job and its result. The fourth is for the report.
+They are its end of its connection, and its result. The third is for the report.
 """
 REPORT = struct.Struct("<i")
 """Report: a child's return code in subprocess's form, or NO_FORK."""
@@ -37,7 +37,7 @@ READY = b"R"
 NO_FORK = 1 << 16
 OUT_OF_MEMORY = 12  # exit status of a child
 MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
-_FILES = 4
+_FILES = 3
 _MOST_FILES = 64  # limit of a child's open files
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
@@ -114,9 +114,7 @@ class _ForkServer:
                 os.close(descriptor)
         return True
 
-    def _be_child(
-        self, memory_bytes: int, cpu_s: int, connection: int, job: int, result: int
-    ) -> NoReturn:
+    def _be_child(self, memory_bytes: int, cpu_s: int, connection: int, result: int) -> NoReturn:
         status = 1
         try:
             os.setsid()  # it is killed with all that it may have started
@@ -134,7 +132,7 @@ class _ForkServer:
             limit(memory_bytes, cpu_s)
             line = wire.Line(socket.socket(fileno=connection))
             try:
-                self._run(line, job, result)
+                self._run(line, result)
             except InputError as error:
                 line.send(wire.ERROR, text=f"{type(error).__name__}\n{error}")
             status = 0

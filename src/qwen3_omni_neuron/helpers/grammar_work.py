@@ -58,21 +58,19 @@ def words_of(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
 
 
-def run(
-    tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, job: int, result: int
-) -> None:
+def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: int) -> None:
     """Compile a grammar and follow its reply until the pool disconnects.
 
-    tokenizer: one of llguidance. job: descriptor of the file with the rules, as JSON. result: file
-    of two rows of bits, the mask and the tokens that end the reply.
+    tokenizer: one of llguidance. The job is the rules, as JSON. result: file of two rows of bits,
+    the mask and the tokens that end the reply.
     Raises OptionError where the grammar can't be used or go on.
     """
     memory = mmap.mmap(result, 8 * words_of(vocab_size))
     matcher = Matcher(tokenizer, end_id, np.frombuffer(memory, np.uint32).reshape(2, -1))
     try:
         matcher.compile([{"name": "reply", "json_schema": {"type": "object"}}], [])  # warms up
-        line.receive(len(wire.GO))
-        given = json.loads(os.pread(job, os.fstat(job).st_size, 0))
+        rules, _ = line.job()
+        given = json.loads(rules)
         before = _resident_bytes()
         matcher.compile(given["rules"], given["else"])
         line.send(wire.COMPILED, max(0, _resident_bytes() - before))

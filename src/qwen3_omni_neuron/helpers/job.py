@@ -59,17 +59,12 @@ Admit = Callable[[Measured], object]
 """Function that gets the sizes of an item, and raises if it does not fit."""
 
 
-def admit_all(measured: Measured) -> None:
-    """Admit every item: the default."""
-
-
 @dataclass(frozen=True)
 class Decoded:
     """Item of a message for the API. It gives the same prompt as the file itself.
 
-    measured: its sizes after decoding. warnings: see prompt.media.fields.Warn.
+    warnings: see prompt.media.fields.Warn.
     """
 
     item: dict[str, Any] = field(repr=False)
-    measured: Measured
     warnings: tuple[str, ...] = ()

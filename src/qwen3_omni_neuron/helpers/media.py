@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import printable
 from qwen3_omni_neuron.helpers import wire
-from qwen3_omni_neuron.helpers.job import ERRORS, MIB, Admit, Decoded, Job, Measured, admit_all
+from qwen3_omni_neuron.helpers.job import ERRORS, MIB, Admit, Decoded, Job, Measured
 from qwen3_omni_neuron.helpers.media_work import read_audio
-from qwen3_omni_neuron.helpers.pool import PIECE_BYTES, Child, ChildError, Limits, Pool
+from qwen3_omni_neuron.helpers.pool import Child, ChildError, Limits, Pool
 from qwen3_omni_neuron.prompt.media.pixels import SIZE_FIELDS
 
 logger = logging.getLogger(__name__)
 FORK_SERVER = "qwen3_omni_neuron.helpers.media_work"
+PIECE_BYTES = MIB  # copied at a time: half a millisecond of the event loop
 MOST_INLINE_BYTES = 4 * MIB  # 131 s of 16 kHz; at the lowest rate it becomes 16 MiB
 _LEAST_RATE, _MOST_RATE = 8000, 192_000  # Hz; a lower one would become many more samples
 _MOST_CHANNELS = 8
@@ -47,7 +48,7 @@ class DecodingPool(Pool):
         limits = Limits(memory_bytes, math.ceil(deadline_s), deadline_s)
         super().__init__(server, "decoder", limits, decoders)
 
-    async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
+    async def decode(self, owner: str, job: Job, admit: Admit = lambda _: None) -> Decoded:
         """Decode a media file in a process of its own, which ends when the task is cancelled.
 
         owner: owners take turns. admit: called with the item's sizes before decoding, and again if
@@ -74,7 +75,7 @@ class DecodingPool(Pool):
             await child.end()
             item = await _item(job, shape, samples, fps, bool(fitted), child.result)
             warnings = [printable(w, wire.MOST_CHARACTERS) for w in answer.text.split("\n") if w]
-            return Decoded(item, made, tuple(warnings))
+            return Decoded(item, tuple(warnings))
 
     @contextlib.asynccontextmanager
     async def _decoder(self, owner: str, job: Job) -> AsyncIterator[Child]:
@@ -149,7 +150,7 @@ async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
-def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
+def decode_inline(job: Job, admit: Admit = lambda _: None) -> Decoded | None:
     """Decode a small WAV of 16-bit PCM; return None for anything else, which the pool decodes.
 
     admit: see DecodingPool.decode. Takes a few milliseconds.
@@ -164,8 +165,7 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
     given = {**job.options, "audio": samples, "sampling_rate": rate}
     made = read_audio(job, given, admit, warnings.append)
     item = {"type": "audio", "audio": made, "sampling_rate": job.media.audio_rate}
-    measured = Measured(len(made) / job.media.audio_rate, 0, made.nbytes)
-    return Decoded(item, measured, tuple(warnings))
+    return Decoded(item, tuple(warnings))
 
 
 def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:

@@ -60,18 +60,15 @@ class Made:
     warnings: tuple[str, ...] = ()
 
 
-def run(line: wire.Line, job: int, result: int) -> None:
+def run(line: wire.Line, result: int) -> None:
     """Decode one item. See helpers.media.DecodingPool.decode.
 
-    job, result: descriptors of the files with the item and for the decoded data.
-    Raises InputError and MemoryError.
+    result: descriptor of the file for the decoded data. Raises InputError and MemoryError.
     """
-    line.receive(len(wire.GO))
-    with open(job, "rb") as file:
-        file.seek(0)
-        item: Job = pickle.load(file)
-        if isinstance(item.content, bytes):
-            item = replace(item, content=file.read())
+    head, content = line.job()
+    item: Job = pickle.loads(head)
+    if isinstance(item.content, bytes):
+        item = replace(item, content=content)
 
     def ask(measured: Measured) -> None:
         line.send(wire.MEASURED, measured.seconds, measured.pixels, measured.size)
@@ -202,13 +199,8 @@ def _kept_size(
     asked = SizeLimits.of(job.options)
     size = VisualSize(job.where, height, width, frames, asked, job.most_tokens)
     made = job.media.sizes.pixels(job.media.sizes.grid(size))
-    fits = _passes(made)
+    fits = max(made) <= MAX_ASPECT * min(made)  # else the API refuses it
     return (made if fits else (height, width)), fits
-
-
-def _passes(size: tuple[int, int]) -> bool:
-    """Return whether the API takes an image of this size."""
-    return max(size) <= MAX_ASPECT * min(size)
 
 
 def _lacks_memory(error: BaseException | None) -> bool:

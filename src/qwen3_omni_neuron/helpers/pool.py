@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qwen3_omni_neuron.engines.process.child import (
     OutputTail,
@@ -30,7 +30,6 @@ from qwen3_omni_neuron.helpers.fork_server import NO_FORK, ORDER, OUT_OF_MEMORY,
 logger = logging.getLogger(__name__)
 END_S = 1.0  # time for a process to end by itself
 DEAF = "closed its connection, but did not end"
-PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
 # Environment variables that children get; others, such as API keys, they need not know.
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PREFIXES = ("LD_", "PYTHON", "ASAN_", "UBSAN_")
@@ -103,7 +102,7 @@ class Pool:
     ) -> AsyncIterator["Child"]:
         """Fork a child, which an exception in the block ends. Raises BusyError and ClosedError.
 
-        job, more: content of its job's file. result_bytes: size of its result's file, if known.
+        job, more: the parts of its job. result_bytes: size of its result's file, if known.
         """
         try:
             server = self.start()
@@ -161,7 +160,7 @@ class Child:
         self._timers: list[asyncio.TimerHandle] = []
         self.received = bytearray()
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
-        self._job, self.result = nameless_file(), nameless_file()
+        self.result = nameless_file()
         self.socket, theirs = socket.socketpair()
         # The fork server kills a child whose report has no reader any more.
         self._report, report = socket.socketpair()
@@ -171,7 +170,7 @@ class Child:
             if result_bytes and sys.platform == "linux":
                 # A file that is cut short would kill a process that has mapped it.
                 fcntl.fcntl(self.result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-            files = (theirs, self._job, self.result, report)
+            files = (theirs, self.result, report)
             server.fork(pool.limits, [file.fileno() for file in files])
         self._loop.add_reader(self._report, self._on_report)
         pool.children.add(self)
@@ -180,10 +179,9 @@ class Child:
         """Give the child its job, and a deadline."""
         late = f"needed more than {self._pool.limits.deadline_s:g} s"
         self.kill(late, self._pool.limits.deadline_s)
-        for part in job:
-            await _write(self._job, part)
-        self._job.close()
-        self.go_on()
+        with contextlib.suppress(OSError):  # it has ended
+            for part in (wire.JOB.pack(*map(len, job)), *job):
+                await self._loop.sock_sendall(self.socket, part)
 
     def end_deadline(self) -> None:
         """Let the child live from now on as long as it likes."""
@@ -245,8 +243,8 @@ class Child:
     def close(self) -> None:
         """Kill the child if it runs, and close the files."""
         self._kill("was not needed any more")
-        for file in (self.socket, self._job, self.result):
-            file.close()
+        self.socket.close()
+        self.result.close()
 
     async def _receive(self) -> bytes:
         """Wait for bytes; b"" where the connection has ended."""
@@ -348,11 +346,3 @@ class _ForkServer:
     def _on_ready(self) -> None:
         self._loop.remove_reader(self._socket)
         self._ready.set_result(self._socket.recv(1))
-
-
-async def _write(file: Any, content: bytes) -> None:
-    """Write a file in pieces, and let other tasks run between them."""
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left[:PIECE_BYTES]) :]
-        await asyncio.sleep(0)

@@ -1,7 +1,6 @@
 """Messages between a pool and a child.
 
-A child's answer is a fixed struct of numbers with a text after it, and every part is checked. A
-child reads its job from a file, its orders from its connection.
+A child's answer is a fixed struct of numbers with a text after it, and every part is checked.
 """
 
 import socket
@@ -24,6 +23,8 @@ HEAD = struct.Struct("<c6dI")
 NUMBERS = 6
 MOST_TEXT_BYTES = 4000
 MOST_CHARACTERS = 2000  # of a text that is shown
+JOB = struct.Struct("<QQ")
+"""Head of a job: the sizes of its two parts, which follow."""
 GO = b"g"
 """Order that lets a child continue."""
 MEASURED, HOLDS = b"m", b"h"
@@ -93,6 +94,11 @@ class Line:
     def send(self, kind: bytes, *numbers: float, text: str = "") -> None:
         """Send an answer."""
         self._connection.sendall(packed(kind, *numbers, text=text))
+
+    def job(self) -> tuple[bytes, bytes]:
+        """Return the parts of the job, which comes first. Raises EOFError."""
+        sizes = JOB.unpack(self.receive(JOB.size))
+        return self.receive(sizes[0]), self.receive(sizes[1])
 
     def receive(self, count: int) -> bytes:
         """Return the next bytes. Raises EOFError where there will be none."""
