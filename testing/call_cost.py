@@ -96,7 +96,7 @@ def kept_bytes(precision: Precision, part: str, module: nn.Module, name: str) ->
     A matrix that may be compact counts as if it were.
     """
     form = weight_form(precision, part, module, name)
-    kept = form.layout(name, module.get_parameter(name).shape)
+    kept = form.layout(name)
     return sum(prod(shape) * dtype.itemsize for shape, dtype in kept.values())
 
 

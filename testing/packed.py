@@ -41,5 +41,5 @@ def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, M
         form = weight_form(PRECISIONS[dtype], part, module, target)
         kept = form.keep(target, parameter.detach().to(form.dtype))
         put_kept(packed, target, form, kept)
-        put_parameter(widened, target, form.widen(kept, target, parameter.shape))
+        put_parameter(widened, target, form.widen(kept, target))
     return packed, widened

@@ -56,8 +56,9 @@ class Format:
         into = rows.shape[1]
         if self.bits == 4:
             assert self.group is not None
-            form = WeightForm("int4", torch.bfloat16, tuple(rows.shape), Groups(self.group))
-            return form.widen(form.keep("", rows), "", rows.shape)
+            shape = tuple(rows.shape)
+            form = WeightForm("int4", torch.bfloat16, shape, shape, Groups(self.group))
+            return form.widen(form.keep("", rows), "")
         size = self.group or into
         padded = F.pad(rows, (0, -into % size))
         whole, scale = quantise(padded.reshape(-1, size))

@@ -62,7 +62,7 @@ def assert_rounds(choice: Choice, precision: Precision, part: str, module: nn.Mo
         form = weight_form(precision, part, module, target)
         rounded = choice.format_of(kind_of(part, module, target)).rounded(stored)
         tensors = form.keep(target, stored.to(form.read(stored.dtype)))
-        kept = form.widen(tensors, target, parameter.shape)
+        kept = form.widen(tensors, target)
         assert torch.equal(rounded.float(), kept), (part, target)
 
 

@@ -293,12 +293,12 @@ def test_kept_numbers_may_end_in_a_smaller_group(tmp_path) -> None:
     settings = {**PACKED, "config_groups": {"group_0": {"weights": {"group_size": 64}}}}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
     checkpoint = Checkpoint(tmp_path)
-    form = WeightForm("published", torch.bfloat16, (40, 96), Groups(64))
+    form = WeightForm("published", torch.bfloat16, (40, 96), (40, 96), Groups(64))
     with checkpoint.reader() as reader:
         assert isinstance(reader, ShardReader)
-        kept = _published(form, weights.shape, [Piece("a.weight")], reader)
+        kept = _published(form, [Piece("a.weight")], reader)
         assert torch.equal(reader.tensor("a.weight"), weights)
-    assert torch.equal(form.widen({"a": kept}, "a", weights.shape), weights)
+    assert torch.equal(form.widen({"a": kept}, "a"), weights)
 
 
 @dataclass

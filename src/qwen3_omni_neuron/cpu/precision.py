@@ -87,12 +87,13 @@ class WeightForm:
 
     kind: "whole", in the module's shape; or as a packed matrix "panels", "compact" (panels where
     that would lose a number), "int8", "int4", or "published", int4 with the checkpoint's own
-    numbers. dtype: type that its values are rounded to first. matrix: shape [..., out, into] before
-    packing, () of a whole one. groups: format of an int4 or published one.
+    numbers. dtype: type that its values are rounded to first. shape: the module's. matrix: shape
+    [..., out, into] before packing, of a packed one. groups: format of an int4 or published one.
     """
 
     kind: str
     dtype: torch.dtype
+    shape: tuple[int, ...]
     matrix: tuple[int, ...] = ()
     groups: Groups = field(default_factory=Groups)
 
@@ -109,11 +110,11 @@ class WeightForm:
         widened = self.kind == "panels" and self.dtype == torch.float32
         return stored if widened and stored == torch.bfloat16 else self.dtype
 
-    def layout(self, target: str, shape: torch.Size) -> Layout:
+    def layout(self, target: str) -> Layout:
         """Return shape and type of the tensors kept for a parameter, by name."""
         match self.kind:
             case "whole":
-                return {target: (tuple(shape), self.dtype)}
+                return {target: (self.shape, self.dtype)}
             case "compact":
                 return {target: (compact_shape(self.matrix), torch.uint8)}
             case "int4" | "published":
@@ -138,7 +139,7 @@ class WeightForm:
                 return {target: packed}
         return {target: _panels(matrix, self.dtype)}
 
-    def widen(self, kept: Mapping[str, Tensor], target: str, shape: torch.Size) -> Tensor:
+    def widen(self, kept: Mapping[str, Tensor], target: str) -> Tensor:
         """Return a parameter in float32 and in the module's shape, from its kept tensors."""
         if self.kind == "whole":
             return kept[target].float()
@@ -151,7 +152,7 @@ class WeightForm:
             wide = unpack(kept[target], self.matrix[-2]).float()
         if target + SCALE in kept:
             wide *= kept[target + SCALE].unsqueeze(-1)
-        return wide.view(shape)
+        return wide.view(self.shape)
 
 
 def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
@@ -220,14 +221,13 @@ def weight_form(
         is_table = isinstance(owner, nn.Embedding) or name == "embedding"
         is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
         small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
-        return WeightForm("whole", precision.matrices if small else precision.others)
+        return WeightForm("whole", precision.matrices if small else precision.others, shape)
     if not precision.packed:
-        return WeightForm("whole", precision.matrices)
-    if "gate_up" in target:
-        *stack, out, into = shape
-        shape = (*stack, 2, out // 2, into)
-    form = WeightForm("panels", precision.matrices, shape)
-    exact = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
+        return WeightForm("whole", precision.matrices, shape)
+    *stack, out, into = shape
+    matrix = (*stack, 2, out // 2, into) if "gate_up" in target else shape
+    form = WeightForm("panels", precision.matrices, shape, matrix)
+    exact = "router" in target or out == 1  # a router, or a shared expert's gate
     exact = exact or (part == "code_predictor" and target.endswith("down.weight"))
     if part in _ENCODERS or (part in _DECODERS and not exact):
         in_layers = part == "thinker" and owner_name != "head"
@@ -235,8 +235,9 @@ def weight_form(
         if in_layers and form.kind != "panels" and (groups := _published_groups(stored)):
             return replace(form, kind="published", groups=groups)
     few_zeros = all(one is None or "FP8" in one.label for one in stored)
-    may_be_compact = form.kind == "panels" and form.dtype == torch.bfloat16 and shape[-1] % 4 == 0
-    if few_zeros and may_be_compact and prod(compact_shape(shape)) < 2 * prod(packed_shape(shape)):
+    may_be_compact = form.kind == "panels" and form.dtype == torch.bfloat16 and into % 4 == 0
+    smaller = prod(compact_shape(matrix)) < 2 * prod(packed_shape(matrix))
+    if few_zeros and may_be_compact and smaller:
         return replace(form, kind="compact")
     return form
 

@@ -6,7 +6,7 @@ file is mapped into memory, and all processes of one tree share its pages.
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -159,25 +159,22 @@ def _kept(
     for target, stored in part.pieces:
         form = forms[target]
         if form.kind == "published":
-            shape = part.module.get_parameter(target).shape
             with checkpoint.reader() as reader:
                 assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
-                yield target, {target: _published(form, shape, stored, reader)}
+                yield target, {target: _published(form, stored, reader)}
         else:
             _, tensor = next(others)
             yield target, form.keep(target, tensor)
 
 
-def _published(
-    form: WeightForm, shape: torch.Size, pieces: Sequence[Piece], reader: ShardReader
-) -> Tensor:
+def _published(form: WeightForm, pieces: Sequence[Piece], reader: ShardReader) -> Tensor:
     """Read and pack a parameter's published numbers, one matrix of a stack at a time.
 
     Raises CheckpointError for another shape than config.json says.
     """
-    groups, into = form.groups, shape[-1]
-    numbers = torch.empty(shape, dtype=torch.int8)
-    scale = torch.empty((*shape[:-1], -(-into // groups.size)), dtype=groups.scale)
+    groups, (*outer, into) = form.groups, form.shape
+    numbers = torch.empty(form.shape, dtype=torch.int8)
+    scale = torch.empty((*outer, -(-into // groups.size)), dtype=groups.scale)
     for piece in pieces:
         own, own_scale = reader.numbers(piece.name)
         copy_piece(numbers, piece, own)
@@ -199,8 +196,7 @@ def _put(
     module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor], widened: bool
 ) -> None:
     if widened:
-        shape = module.get_parameter(target).shape
-        put_parameter(module, target, form.widen(kept, target, shape))
+        put_parameter(module, target, form.widen(kept, target))
     else:
         put_kept(module, target, form, kept)
 
@@ -244,7 +240,7 @@ def _fill(
     name.
     """
     expected = _file_layout(parts, forms, alone)
-    plain = _file_layout(parts, _plain(forms), alone)
+    plain = _file_layout(parts, forms, alone, plain=True)
     stored = _map_weights(folder)
     different = sorted(expected.keys() - stored.keys())
     different = different or ([] if alone else sorted(stored.keys() - expected.keys()))
@@ -265,9 +261,9 @@ def _fill(
 
     in_use: list[Tensor] = []
     for name, part in parts.items():
-        for target, kept in _layout(part, forms[name]).items():
-            tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
-            _put(part.module, target, forms[name][target], tensors, widened)
+        for target, form in forms[name].items():
+            tensors = {k: tensor_of((alone or f"{name}.") + k) for k in form.layout(target)}
+            _put(part.module, target, form, tensors, widened)
             in_use += tensors.values()
     return in_use
 
@@ -292,7 +288,7 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
     library = library_for(plan.dtype)
     if library is not None:
         library.grow_pool(usable_cores())
-    layout, plain = _file_layout(parts, forms), _file_layout(parts, _plain(forms))
+    layout, plain = _file_layout(parts, forms), _file_layout(parts, forms, plain=True)
     write_tensors(folder / WEIGHTS_FILE, layout, tensors(), plain)
     return ModelRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
@@ -324,27 +320,16 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
     return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
-def _file_layout(parts: Mapping[str, Part], forms: Forms, alone: str = "") -> Layout:
-    """Return shape and dtype of the tensors of some parts in their file by name."""
+def _file_layout(
+    parts: Iterable[str], forms: Forms, alone: str = "", plain: bool = False
+) -> Layout:
+    """Return shape and dtype of the tensors of some parts in their file by name.
+
+    plain: of a file in which no matrix has a compact form.
+    """
     return {
         (alone or f"{name}.") + kept: expected
-        for name, part in parts.items()
-        for by_name in _layout(part, forms[name]).values()
-        for kept, expected in by_name.items()
-    }
-
-
-def _plain(forms: Forms) -> Forms:
-    """Return the forms of matrices of which none has a compact form."""
-    return {
-        name: {target: form.plain for target, form in by_target.items()}
-        for name, by_target in forms.items()
-    }
-
-
-def _layout(part: Part, forms: Mapping[str, WeightForm]) -> dict[str, Layout]:
-    """Return shape and dtype of the tensors kept for each parameter of a part, by its name."""
-    return {
-        target: form.layout(target, part.module.get_parameter(target).shape)
-        for target, form in forms.items()
+        for name in parts
+        for target, form in forms[name].items()
+        for kept, expected in (form.plain if plain else form).layout(target).items()
     }

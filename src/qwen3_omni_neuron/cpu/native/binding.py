@@ -166,53 +166,40 @@ def check(status: int) -> None:
 
 def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None) -> Tensor:
     """Pack a matrix [..., out, into], as cpu.packing.pack."""
-    matrix, stored = matrix.contiguous(), packed_type(matrix, dtype)
-    out, into = matrix.shape[-2:]
+    stored = packed_type(matrix, dtype)
     packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=stored, device="cpu")
-    status = library.pack_matrices(
-        address_of(packed),
-        address_of(matrix),
-        matrix.numel() // (out * into),
-        out,
-        into,
-        matrix.element_size(),
-        stored != matrix.dtype,
-    )
-    check(status)
+    widens = stored != matrix.dtype
+    _pack(library.pack_matrices, packed, matrix, matrix.element_size(), widens)
     return packed
 
 
 def pack_compact_in_c(matrix: Tensor, library: Library) -> Tensor | None:
     """Return the compact form of a bfloat16 matrix; None if it has none."""
     assert matrix.dtype == torch.bfloat16
-    out, into = matrix.shape[-2:]
-    if into % 4 != 0:
+    if matrix.shape[-1] % 4 != 0:
         return None
-    matrix = matrix.contiguous()
     packed = torch.empty(compact_shape(tuple(matrix.shape)), dtype=torch.uint8, device="cpu")
-    count = matrix.numel() // (out * into)
-    status = library.pack_compact_matrices(address_of(packed), address_of(matrix), count, out, into)
-    check(status)
+    status = _pack(library.pack_compact_matrices, packed, matrix)
     return None if status == UNSUITED else packed
 
 
 def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
     """Round a bfloat16 matrix [..., out, into] to int4 and pack it, as cpu.packing."""
     assert matrix.dtype == torch.bfloat16 and groups == Groups(groups.size)
-    matrix = matrix.contiguous()
-    out, into = matrix.shape[-2:]
     shape = grouped_shape(tuple(matrix.shape), groups)
     packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
-    status = library.quantise_matrices(
-        address_of(packed),
-        address_of(matrix),
-        matrix.numel() // (out * into),
-        out,
-        into,
-        groups.size,
-    )
-    check(status)
+    _pack(library.quantise_matrices, packed, matrix, groups.size)
     return packed
+
+
+def _pack(function: Any, packed: Tensor, matrix: Tensor, *more: int) -> int:
+    """Fill the packed form of a matrix by a function of the library. Returns its status."""
+    matrix = matrix.contiguous()
+    out, into = matrix.shape[-2:]
+    count = matrix.numel() // (out * into)
+    status: int = function(address_of(packed), address_of(matrix), count, out, into, *more)
+    check(status)
+    return status
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Fields:
