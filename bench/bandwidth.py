@@ -47,8 +47,9 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cli import model_arguments
+from qwen3_omni_neuron.compilation.plan import SAME
 from qwen3_omni_neuron.cpu.precision import PRECISIONS
-from qwen3_omni_neuron.cpu.target import predictor_numbers
+from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.call_cost import Work, work_of
 from testing.command_line import Figures, Row, natural, parser_of, positive, run, sizes
@@ -189,7 +190,8 @@ def work_of_row(models: Models, config: OmniConfig, row: Row) -> Work:
         return work_of("talker", models.talker, talker.text, dtype, 1, rows)
     # Of 16 rows the first two are one pass: see model.code_predictor.
     groups, module = talker.code_groups, models.code_predictor
-    numbers = predictor_numbers(dtype)
+    default = CPU.limits.predictor_dtypes.get(dtype, (SAME,))[0]
+    numbers = dtype if default == SAME else default
     return work_of("code_predictor", module, talker.predictor, numbers, groups, passes=groups - 1)
 
 

@@ -66,7 +66,6 @@ RELEASED = OmniConfig(
     dtype="bfloat16",
     im_start_id=151644,
     im_end_id=151645,
-    system_id=8948,
     user_id=872,
     assistant_id=77091,
     tts_pad_id=151671,

@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = "default: a small one and a large one, with their degrees; with --tp the smallest"
     parser.add_argument("--instance", choices=list(PHYSICAL_CORES), help=text)
     for name, setting in SETTINGS.items():
-        if name not in ("target", "compact"):
+        if name != "target":
             kinds: dict[Any, Callable[[str], Any]] = {int: positive, tuple[int, ...]: sizes}
             kind, text = kinds.get(setting.type, str), setting.help
             parser.add_argument(setting.flag, type=kind, dest=name, help=text)

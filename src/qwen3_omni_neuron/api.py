@@ -42,7 +42,6 @@ from qwen3_omni_neuron.options import (
     RequestArguments,
     RequestOptions,
     SpeechArguments,
-    check_defaults,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
@@ -127,7 +126,6 @@ class Qwen3Omni:
         target = find_target(plan.target)
         spec = EngineSpec(plan, config, prompt_builder.newline_id, tree)
         defaults = read_generation_defaults(folder)
-        check_defaults(defaults, folder)
         engines = load_engines(target, spec, given)
         try:
             if given.wrap_engines is not None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, g
 
 from qwen3_omni_neuron.errors import (
     REMOVED_OPTIONS,
-    CheckpointError,
     OptionError,
     did_you_mean,
     format_value,
@@ -56,10 +55,6 @@ class ValueRange:
 
 def _is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_text(value: Any, most: float) -> bool:
-    return isinstance(value, str) and len(value) <= most
 
 
 def _is_adapter(value: Any) -> bool:
@@ -139,7 +134,9 @@ _TOKEN_IDS = ValueRange(
     lambda value: _FROM_0.accepts(value) or _IDS.accepts(value),
 )
 _STRINGS = list_of(
-    "at most 16 strings of 1 to 256 characters", lambda text: text and _is_text(text, 256), 16
+    "at most 16 strings of 1 to 256 characters",
+    lambda text: isinstance(text, str) and 0 < len(text) <= 256,
+    16,
 )
 _DICTS = list_of("dicts", lambda one: isinstance(one, Mapping))
 _SIZES = list_of(
@@ -567,12 +564,6 @@ class RequestOptions:
         """True where some of the text's tokens must not be one that ends it."""
         return self.ignore_eos or self.thinker_min_new_tokens > 0
 
-    @staticmethod
-    def stored(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options that an earlier version stored, with values of this one."""
-        redrawn = given.get("runaway_speech") == "redraw"
-        return {**given, "runaway_speech": "end"} if redrawn else dict(given)
-
     def sampling(self, stage: str, defaults: GenerationDefaults | None = None) -> "SamplingParams":
         """Return the sampling of the thinker, of the talker's code 0, or the predictor's others.
 
@@ -715,39 +706,6 @@ class LoadOptions:
                 "the tree to this machine, such as by `aws s3 sync`, and name its folder."
             )
         return LoadOptions(**given)
-
-
-_DEFAULTS = {
-    "do_sample": _FLAG,
-    "temperature": _FACTOR,
-    "top_k": _TOP_K,
-    "top_p": _PROBABILITY,
-    "repetition_penalty": _FACTOR,
-    "introduction": ValueRange(
-        "one line of at most 200 characters", lambda v: _is_text(v, 200) and v.isprintable()
-    ),
-    "questions": list_of(
-        "at most 6 lines of at most 60 characters",
-        lambda text: text and _is_text(text, 60) and text.isprintable(),
-        6,
-    ),
-    "transcription_instruction": ValueRange(
-        "null, or a text of at most 4096 characters", lambda value: _is_text(value, 4096)
-    ),
-    "reply_tokens": FROM_1,
-    "turns_by_silence": _FLAG,
-}
-
-
-def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
-    """Check a checkpoint's defaults as options are checked. Raises CheckpointError."""
-    for name, values in _DEFAULTS.items():
-        value = getattr(defaults, name)
-        if value is not None and not values.accepts(value):
-            raise CheckpointError(
-                f"{folder}/generation_config.json: {name} must be {values.phrase}, got "
-                f"{format_value(value)}. Correct it there."
-            )
 
 
 REQUEST_OPTIONS = tuple(options_of(RequestOptions).values())

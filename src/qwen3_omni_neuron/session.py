@@ -407,7 +407,7 @@ class Session:
                 raise MessageError(
                     "this session has turns of its own. Restore another one into a new session."
                 )
-            self._begin(RequestOptions.parse(RequestOptions.stored(document["options"])))
+            self._begin(RequestOptions.parse(document["options"]))
             system, unfinished = document["system"], document["unfinished"]
             if system is not None:
                 self._system = self._stored_turn(system, "system")

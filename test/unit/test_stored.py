@@ -12,8 +12,7 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import conversation_fingerprint
-from qwen3_omni_neuron.errors import MessageError, OptionError, OutputError, StoredSessionError
-from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.errors import MessageError, OutputError, StoredSessionError
 from qwen3_omni_neuron.prompt.stored import pack, unpack
 from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.session import Session
@@ -167,15 +166,6 @@ def test_a_session_of_an_earlier_version_is_read(omni) -> None:
                 for name in ("shown", "size", "rewritten", "sent_s", "speed", "ended"):
                     turn.pop(name, None)
         assert plain(restored(omni, made).document()) == plain(session.document())
-
-
-def test_a_stored_session_that_drew_runaway_speech_anew_ends_it(omni) -> None:
-    """Version 0.2.0 had that value, which a new session is refused."""
-    with pytest.raises(OptionError, match="runaway_speech must be end or keep, got 'redraw'"):
-        omni.session(runaway_speech="redraw")
-    made = omni.session(seed=7).document()
-    made["options"]["runaway_speech"] = "redraw"
-    assert restored(omni, made)._options == RequestOptions(seed=7, runaway_speech="end")
 
 
 def test_when_a_session_can_not_be_saved_or_restored(omni, tmp_path, slow_steps) -> None:

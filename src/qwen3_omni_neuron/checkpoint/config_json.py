@@ -127,7 +127,6 @@ def _omni(c: _Section) -> OmniConfig:
         dtype=c.get("dtype", c.get("torch_dtype", "bfloat16")),
         im_start_id=c["im_start_token_id"],
         im_end_id=c["im_end_token_id"],
-        system_id=c["system_token_id"],
         user_id=c["user_token_id"],
         assistant_id=c["assistant_token_id"],
         tts_pad_id=c["tts_pad_token_id"],

@@ -68,8 +68,7 @@ class CompilePlan:
     code predictor is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4
     are bfloat16, and it computes in float32. "float32": its weights are float32, too.
     chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
-    mixed_arithmetic: dtype of activations where weights have another. compact: whether bfloat16
-    matrices are kept in 12 bits a number where that loses nothing. These follow from the target
+    mixed_arithmetic: dtype of activations where weights have another. These follow from the target
     and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
     versions, which were compiled with that.
     """
@@ -102,13 +101,7 @@ class CompilePlan:
     opt_level: int | None = option(
         None, "the compiler's -O; 1 takes less memory and time", shown="2 for torchneuron"
     )
-    compact: bool = False
     adapters: tuple[AdapterPath, ...] = ()
-
-    @property
-    def is_static(self) -> bool:
-        """True if all sizes are fixed: every graph has static shapes."""
-        return bool(self.decode_buckets)
 
     @property
     def arithmetic(self) -> str:
@@ -212,13 +205,11 @@ class TargetLimits:
     degrees by instance type; the first are those of an instance that is not named. mixed_degrees:
     whether parts may differ in them. core_sizes: numbers of physical cores in a logical core.
     chunked_prefill: whether its engines can append rows to the rows of a slot (see
-    engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that "auto" means
-    for a checkpoint's dtype, if it is another one. auto_quantised: returns the dtype that "auto"
-    means for a checkpoint with adapters, or None where its dtype says that. predictor_top_k: the
-    default; 0: any. predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same"
-    alone in a dtype that is not named. compact_dtypes: dtypes in which a plan is compact.
-    sizes: defaults by the name of a list in CompilePlan; lists not named here may
-    have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
+    engines.protocols.Thinker); if not, each prompt is computed anew. auto_dtype: returns the dtype
+    that "auto" means for a checkpoint with adapters. predictor_top_k: the default; 0: any.
+    predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same" alone in a dtype
+    that is not named. sizes: defaults by the name of a list in CompilePlan; lists not named here
+    may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
     opt_levels: levels of the compiler's optimisation; none: they can't be chosen.
     """
 
@@ -230,14 +221,12 @@ class TargetLimits:
     predictor_top_k: int
     chunked_prefill: bool
     sizes: Mapping[str, tuple[int, ...]]
-    auto: Mapping[str, str] = field(default_factory=dict)
     predictor_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    auto_quantised: Callable[[Path, OmniConfig, Sequence[AdapterPath]], str | None] = (
-        lambda folder, config, adapters: None
+    auto_dtype: Callable[[Path, OmniConfig, Sequence[AdapterPath]], str] = (
+        lambda folder, config, adapters: config.dtype
     )
     mixed_arithmetic: str = "float32"
     mixed_degrees: bool = False
-    compact_dtypes: tuple[str, ...] = ()
     opt_levels: tuple[int, ...] = ()
 
 
@@ -302,7 +291,12 @@ def make_plan(
     else:
         chosen["prompt_buckets"] = buckets_within(context_length, prompts)
     if chosen["dtype"] == "auto":
-        chosen["dtype"] = _auto_dtype(limits, model, config, adapters)
+        chosen["dtype"] = limits.auto_dtype(model, config, adapters)
+        if chosen["dtype"] not in limits.dtypes:
+            raise OptionError(
+                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
+                f"{', '.join(limits.dtypes)}."
+            )
     dtype, predictor_dtype = chosen["dtype"], chosen.get("predictor_dtype", "auto")
     dtypes = limits.predictor_dtypes.get(dtype, (SAME,))
     where = f" for target {limits.target} in dtype {dtype}"
@@ -310,7 +304,6 @@ def make_plan(
     settings = {
         "tp": _degrees(limits, instance, given.get("tp")),
         "predictor_dtype": dtypes[0] if predictor_dtype == "auto" else predictor_dtype,
-        "compact": dtype in limits.compact_dtypes,
         "chunked_prefill": limits.chunked_prefill,
         "mixed_arithmetic": limits.mixed_arithmetic,
         "adapters": tuple(adapters),
@@ -379,16 +372,3 @@ def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
     for one in set(MODEL_STAGES.values()):
         check_groups(tp, [one])
     return tp
-
-
-def _auto_dtype(
-    limits: TargetLimits, model: Path, config: OmniConfig, adapters: Sequence[AdapterPath]
-) -> str:
-    quantised = limits.auto_quantised(model, config, adapters)
-    chosen = quantised or limits.auto.get(config.dtype, config.dtype)
-    if chosen not in limits.dtypes:
-        raise OptionError(
-            f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
-            f"{', '.join(limits.dtypes)}."
-        )
-    return chosen

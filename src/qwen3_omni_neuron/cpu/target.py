@@ -7,7 +7,7 @@ from pathlib import Path
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.degrees import Degrees
-from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, SAME, CompilePlan, TargetLimits
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, TargetLimits
 from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -17,13 +17,14 @@ from qwen3_omni_neuron.model.config import OmniConfig
 _quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtype")  # needs torch
 
 
-def auto_quantised(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str | None:
-    """Return the dtype that "auto" means for a quantised checkpoint, None for any other.
+def auto_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
+    """Return the dtype that "auto" means.
 
-    Also None without the compiled library: torch would widen it. Raises CheckpointError.
+    A quantised checkpoint has one of its own with the compiled library: torch would widen it.
+    Raises CheckpointError.
     """
     if read_settings(folder) is None or find_library() is None:
-        return None
+        return "mixed" if config.dtype == "bfloat16" else config.dtype
     dtype: str = _quantised_dtype(folder, config, adapters)
     return dtype
 
@@ -34,11 +35,9 @@ LIMITS = TargetLimits(
     tp={"": Degrees.same(1)},
     core_sizes=(1,),
     dtypes=("mixed", "float32", "int8", "int4", "bfloat16", "float64"),
-    auto={"bfloat16": "mixed"},
-    auto_quantised=auto_quantised,
+    auto_dtype=auto_dtype,
     predictor_top_k=0,
     predictor_dtypes=dict.fromkeys(("int8", "int4", "bfloat16"), ("mixed", "same")),
-    compact_dtypes=("mixed", "int8", "int4"),
     chunked_prefill=True,
     sizes={"patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )
@@ -60,12 +59,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def predictor_numbers(dtype: str) -> str:
-    """Return the dtype whose numbers the code predictor has by default in a dtype."""
-    default = LIMITS.predictor_dtypes.get(dtype, (SAME,))[0]
-    return dtype if default == SAME else default
 
 
 # Compiled models hold weights in this package's layout, so only its version makes them stale.

@@ -215,7 +215,6 @@ class OmniConfig:
     dtype: str
     im_start_id: int
     im_end_id: int
-    system_id: int
     user_id: int
     assistant_id: int
     tts_pad_id: int
