@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from testing.imports import NAME, PACKAGE, ROOT, imports, layer, module_parts, package_files, room
+from testing.subprocesses import run_python
 
 FILES = package_files()
 
@@ -54,10 +55,15 @@ def test_nothing_but_neuron_imports_neuron() -> None:
         assert name.split(".")[0] not in sdk, file
 
 
-def test_the_runtime_knows_no_models() -> None:
-    models = ("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu")
-    for file, name in imports_of((PACKAGE / "runtime").glob("*.py")):
-        assert name == f"{NAME}.model.config" or not name.startswith(models), file
+def test_rooms_do_not_know_each_other() -> None:
+    """The runtime no models, OpenAI's API no endpoint, and an engine not whose process it is in."""
+    for files, unknown in (
+        ("runtime/*.py", ("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu")),
+        ("serving/openai/*.py", (f"{NAME}.serving.endpoints",)),
+        ("cpu/**/*.py", (f"{NAME}.engines.process",)),
+    ):
+        for file, name in imports_of(PACKAGE.glob(files)):
+            assert name == f"{NAME}.model.config" or not name.startswith(unknown), file
 
 
 SERVING = [
@@ -82,11 +88,6 @@ def test_the_server_knows_the_public_api_alone() -> None:
     for file, name in imports_of(SERVING):
         if name.startswith(NAME) and name not in known:
             assert room(tuple(name.split(".")[1:])) in public, file
-
-
-def test_openais_api_knows_no_endpoint() -> None:
-    for file, name in imports_of((PACKAGE / "serving" / "openai").glob("*.py")):
-        assert not name.startswith(f"{NAME}.serving.endpoints"), file
 
 
 def test_one_entry_of_the_table_of_targets_alone_names_nxdi() -> None:
@@ -114,11 +115,6 @@ def test_readers_of_media_know_no_conversations() -> None:
     for file, name in imports_of((PACKAGE / "prompt" / "media").glob("*.py")):
         if name.startswith(f"{NAME}.prompt."):
             assert name.startswith(f"{NAME}.prompt.media"), file
-
-
-def test_an_engine_does_not_know_whose_process_it_is_in() -> None:
-    for file, name in imports_of((PACKAGE / "cpu").rglob("*.py")):
-        assert not name.startswith(f"{NAME}.engines.process"), file
 
 
 # They write the references that `verify` compares with, and are imported for nothing else.
@@ -175,10 +171,7 @@ def test_planning_and_the_runner_need_no_torch() -> None:
         f"list({NAME}.compilation.loading.TARGETS.values()); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", script).strip() == "[]"
 
 
 def test_only_its_own_table_names_a_target() -> None:

@@ -171,43 +171,41 @@ def test_clipped_and_silent_sound_is_heard(rate, channels) -> None:
         assert np.abs(heard).max() == pytest.approx(np.abs(wave).max(), abs=0.3)
 
 
-class TestLimit:
-    """PromptTooLongError has both numbers, and comes before the work where that can be."""
+def test_a_file_that_is_too_long_is_refused_by_its_header() -> None:
+    file = sound_bytes(tone(RATE, 10.0), kind="FLAC")
+    assert len(load(file[:], limit_s=10.0)) == 10 * RATE
+    undecodable = file[:100] + bytes(len(file) - 100)
+    with pytest.raises(AudioError):
+        load(undecodable)
+    with pytest.raises(PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of audio"):
+        load(undecodable, limit_s=9.999)
 
-    def test_a_file_is_refused_by_its_header(self) -> None:
-        file = sound_bytes(tone(RATE, 10.0), kind="FLAC")
-        assert len(load(file[:], limit_s=10.0)) == 10 * RATE
-        undecodable = file[:100] + bytes(len(file) - 100)
-        with pytest.raises(AudioError):
-            load(undecodable)
-        with pytest.raises(
-            PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of audio"
-        ):
-            load(undecodable, limit_s=9.999)
 
-    def test_an_array_is_refused(self) -> None:
-        wave = tone(48000, 1.0)
-        assert len(load(wave, sampling_rate=48000, limit_s=1.0)) == RATE
-        wave[-1] = np.nan
-        with pytest.raises(PromptTooLongError, match=r"lasts 1\.000 s, and 0\.500 s"):
-            load(wave, sampling_rate=48000, limit_s=0.5)
+def test_an_array_that_is_too_long_is_refused() -> None:
+    wave = tone(48000, 1.0)
+    assert len(load(wave, sampling_rate=48000, limit_s=1.0)) == RATE
+    wave[-1] = np.nan
+    with pytest.raises(PromptTooLongError, match=r"lasts 1\.000 s, and 0\.500 s"):
+        load(wave, sampling_rate=48000, limit_s=0.5)
 
-    def test_arriving_sound_is_left_where_the_limit_is_passed(self) -> None:
-        taken = []
 
-        def microphone() -> Iterator[np.ndarray]:
-            for index in range(1000):
-                taken.append(index)
-                yield np.zeros((800, 2))
+def test_arriving_sound_is_left_where_the_limit_is_passed() -> None:
+    taken = []
 
-        with pytest.raises(PromptTooLongError, match=r"lasts 2\.100 s or more, and 2\.000 s"):
-            load(microphone(), sampling_rate=8000, limit_s=2.0)
-        assert len(taken) == 21
+    def microphone() -> Iterator[np.ndarray]:
+        for index in range(1000):
+            taken.append(index)
+            yield np.zeros((800, 2))
 
-    def test_arriving_sound_within_the_limit_is_heard(self) -> None:
-        wave = tone(8000, 2.0)
-        heard = load(pieces(wave, 800), sampling_rate=8000, limit_s=2.0)
-        assert len(heard) == 2 * RATE
+    with pytest.raises(PromptTooLongError, match=r"lasts 2\.100 s or more, and 2\.000 s"):
+        load(microphone(), sampling_rate=8000, limit_s=2.0)
+    assert len(taken) == 21
+
+
+def test_arriving_sound_within_the_limit_is_heard() -> None:
+    wave = tone(8000, 2.0)
+    heard = load(pieces(wave, 800), sampling_rate=8000, limit_s=2.0)
+    assert len(heard) == 2 * RATE
 
 
 def test_an_arriving_sounds_own_error_is_the_callers() -> None:

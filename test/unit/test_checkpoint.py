@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -175,10 +173,7 @@ def test_a_hub_id_is_taken_from_the_cache_offline(checkpoint, tmp_path, monkeypa
     )
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    first, second = done.stdout.strip().split("\n", 1)
+    first, second = run_python("-c", script).strip().split("\n", 1)
     assert Path(first) == cached / "snapshots" / commit
     assert "someone/else is not a local folder" in second
     assert "pass its folder" in second

@@ -1,10 +1,11 @@
 """Memory that malloc keeps goes back to the system."""
 
-import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
+
+from testing.subprocesses import run_python
 
 SCRIPT = """
 import os, threading
@@ -38,9 +39,7 @@ done.wait()
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc is not glibc's")
 def test_the_ends_of_arenas_go_back_early() -> None:
     """A process trims early; one that was forked from it before leaves malloc as it is."""
-    command = [sys.executable, "-c", SCRIPT]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    as_it_is, early = map(int, said.split())
+    as_it_is, early = map(int, run_python("-c", SCRIPT).split())
     assert early < 50
     assert as_it_is > 100
 
@@ -59,9 +58,7 @@ omni.close()
 
 def test_a_served_model_is_not_looked_through_for_garbage_and_its_vocabulary_is_read() -> None:
     """The first grammar of a client holds nobody up."""
-    command = [sys.executable, "-c", SERVED]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    numbers, made = done.stdout.splitlines()
+    numbers, made = run_python("-c", SERVED).splitlines()
     kept, looked_through = map(int, numbers.split())
     assert made == str(find_spec("llguidance") is not None)
     assert kept > 50_000

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-import subprocess
 import sys
 import time
 import weakref
@@ -39,6 +38,7 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
 from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.subprocesses import run_python
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
@@ -120,10 +120,7 @@ def test_ids_differ_from_whatever_thread_they_come() -> None:
     assert len(set(ids)) == 1000
     assert all(re.fullmatch("req_[0-9a-f]{24}", one) for one in ids)
     again = "from qwen3_omni_neuron.serving.openai.reply import new_id; print(new_id('req_'))"
-    other = subprocess.run(
-        [sys.executable, "-c", again], capture_output=True, text=True, check=True
-    )
-    assert other.stdout.strip() not in ids  # another process begins with another secret
+    assert run_python("-c", again).strip() not in ids  # another process begins with another secret
 
 
 def kept(text: str = "", previous: str | None = None, item: str = "") -> KeptResponse:

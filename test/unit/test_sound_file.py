@@ -308,66 +308,69 @@ def test_a_small_file_of_hours_is_refused() -> None:
         load_waveform({"audio": content}, RATE, "here", limit_s=2.0)
 
 
-class TestStretch:
-    """audio_start and audio_end, in seconds, by the file's own samples."""
+# audio_start and audio_end, in seconds, by the file's own samples.
 
-    @pytest.mark.parametrize("rate", [RATE, 44100])
-    @pytest.mark.parametrize("kind", ["array", "pair", "arriving", "WAV", "FLAC", "OGG", "MP3"])
-    def test_only_what_is_between_is_used(self, kind, rate) -> None:
-        samples = chirp(rate, 2.0)[:, 0]
-        given: Any = {
-            "array": samples,
-            "pair": (samples, rate),
-            "arriving": iter(np.split(samples, 10)),
-        }.get(kind)
-        if given is None:
-            given = written(kind, rate, 2.0)
-        again = chirp(rate, 2.0)[:, 0] if kind == "arriving" else given
-        whole = read(again, rate, sampling_rate=rate)[0] if kind != "arriving" else again
-        for start, end in ((0.25, 1.5), (0, 0.5), (1.25, None), (0.5, 99), (None, 1)):
-            if kind == "arriving":
-                given = iter(np.split(samples, 10))
-            more = {"audio_start": start, "audio_end": end, "sampling_rate": rate}
-            heard, warnings = read(given, rate, **more)
-            first = round((start or 0) * rate)
-            expected = whole[first : None if end is None else round(end * rate)]
-            assert np.array_equal(heard, expected)
-            assert warnings == []
 
-    def test_nothing_after_the_end_is_read(self) -> None:
-        taken = []
+@pytest.mark.parametrize("rate", [RATE, 44100])
+@pytest.mark.parametrize("kind", ["array", "pair", "arriving", "WAV", "FLAC", "OGG", "MP3"])
+def test_only_what_is_between_is_used(kind, rate) -> None:
+    samples = chirp(rate, 2.0)[:, 0]
+    given: Any = {
+        "array": samples,
+        "pair": (samples, rate),
+        "arriving": iter(np.split(samples, 10)),
+    }.get(kind)
+    if given is None:
+        given = written(kind, rate, 2.0)
+    again = chirp(rate, 2.0)[:, 0] if kind == "arriving" else given
+    whole = read(again, rate, sampling_rate=rate)[0] if kind != "arriving" else again
+    for start, end in ((0.25, 1.5), (0, 0.5), (1.25, None), (0.5, 99), (None, 1)):
+        if kind == "arriving":
+            given = iter(np.split(samples, 10))
+        more = {"audio_start": start, "audio_end": end, "sampling_rate": rate}
+        heard, warnings = read(given, rate, **more)
+        first = round((start or 0) * rate)
+        expected = whole[first : None if end is None else round(end * rate)]
+        assert np.array_equal(heard, expected)
+        assert warnings == []
 
-        def microphone() -> Iterator[np.ndarray]:
-            for index in range(100):
-                taken.append(index)
-                yield np.zeros(1600, np.float32)
 
-        assert len(read(microphone(), sampling_rate=RATE, audio_end=0.45)[0]) == 0.45 * RATE
-        assert taken == [0, 1, 2, 3, 4]
-        whole = written("FLAC", seconds=3.0)
-        for content in (whole[: len(whole) // 2], make_recording("adts", "aac", seconds=3.0)[:-7]):
-            assert read(content)[1]
-            assert read(content, audio_end=1.0)[1] == []
+def test_nothing_after_the_end_is_read() -> None:
+    taken = []
 
-    def test_limits_count_the_part_alone(self) -> None:
-        content, checked = written("WAV", seconds=3.0), []
-        item = {"audio": content, "audio_start": 1.0, "audio_end": 1.5}
-        heard = load_waveform(item, RATE, "here", limit_s=0.5, check=checked.append)
-        assert len(heard) == RATE // 2
-        assert checked == [0.5]
+    def microphone() -> Iterator[np.ndarray]:
+        for index in range(100):
+            taken.append(index)
+            yield np.zeros(1600, np.float32)
 
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            ({"audio_start": 2.0}, r"has audio_start 2 s, and lasts 1\.000 s. Give an earlier"),
-            ({"audio_start": 0.99}, r"lasts 0\.010 s"),
-        ],
-    )
-    def test_what_is_no_part_is_refused(self, given, said) -> None:
-        pieces = [chirp(RATE, 0.5)[:, 0]] * 2
-        for audio in (written("WAV"), np.concatenate(pieces), iter(pieces)):
-            with pytest.raises(AudioError, match=f"^here.*{said}"):
-                read(audio, sampling_rate=RATE, **given)
+    assert len(read(microphone(), sampling_rate=RATE, audio_end=0.45)[0]) == 0.45 * RATE
+    assert taken == [0, 1, 2, 3, 4]
+    whole = written("FLAC", seconds=3.0)
+    for content in (whole[: len(whole) // 2], make_recording("adts", "aac", seconds=3.0)[:-7]):
+        assert read(content)[1]
+        assert read(content, audio_end=1.0)[1] == []
+
+
+def test_limits_count_the_part_alone() -> None:
+    content, checked = written("WAV", seconds=3.0), []
+    item = {"audio": content, "audio_start": 1.0, "audio_end": 1.5}
+    heard = load_waveform(item, RATE, "here", limit_s=0.5, check=checked.append)
+    assert len(heard) == RATE // 2
+    assert checked == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"audio_start": 2.0}, r"has audio_start 2 s, and lasts 1\.000 s. Give an earlier"),
+        ({"audio_start": 0.99}, r"lasts 0\.010 s"),
+    ],
+)
+def test_what_is_no_part_is_refused(given, said) -> None:
+    pieces = [chirp(RATE, 0.5)[:, 0]] * 2
+    for audio in (written("WAV"), np.concatenate(pieces), iter(pieces)):
+        with pytest.raises(AudioError, match=f"^here.*{said}"):
+            read(audio, sampling_rate=RATE, **given)
 
 
 OTHERS: dict[str, bytes] = {
