@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.media_cases import CASES
@@ -85,3 +88,32 @@ def test_replies_side_by_side_are_the_cpu_engines(
         assert result.token_ids == expected.token_ids
         assert result.codes.tolist() == expected.codes.tolist()
         assert np.abs(result.audio - expected.audio).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("part", "where"), [("thinker", "text token 2"), ("talker", "code 0 of frame 1")]
+)
+def test_nan_in_a_slot_ends_its_request_alone(
+    omni_over_nxdi: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, part: str, where: str
+) -> None:
+    limits: Any = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 16, "seed": 0}
+    alone = omni_over_nxdi.generate_audio(TEXT, **limits)
+    engine: Any = getattr(omni_over_nxdi._pipeline._engines, part)
+    beside, step = omni_over_nxdi.stream(TEXT, **limits), engine.step
+    victim, cells = 1 - beside.slot, engine._kv_slots
+
+    @torch.inference_mode()
+    def planted(slots: list[int], rows: Any) -> Any:
+        if victim in slots:
+            for tensor in cells._graphs.context_encoding_model.model.kv_mgr.past_key_values:
+                tensor.data[victim, :, : cells._lengths[victim]] = torch.nan
+        return step(slots, rows)
+
+    monkeypatch.setattr(engine, "step", planted)
+    with pytest.raises(EngineError, match=f"The {part} .* {where}"):
+        omni_over_nxdi.generate_audio("a" * 100, **limits)
+    monkeypatch.undo()
+    after = [omni_over_nxdi.stream(TEXT, **limits) for _ in range(2)]
+    for stream in (beside, *after):
+        *_, finished = stream
+        assert finished.result.codes.tolist() == alone.codes.tolist()

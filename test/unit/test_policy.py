@@ -67,11 +67,15 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunk_and_no_others(
 
 
 def make_live(
-    talks: bool = True, first_token_timeout_s: float = 1e6, rows: int = ROWS
+    talks: bool = True,
+    first_token_timeout_s: float = 1e6,
+    rows: int = ROWS,
+    owner: str | None = None,
 ) -> LiveRequest:
     """Make a request that nothing has happened to."""
     prompt = prompt_of(torch.arange(rows))
     options = replace(GREEDY, first_token_timeout_s=first_token_timeout_s, wait_timeout_s=1e6)
+    options = replace(options, owner=owner)
     condition = threading.Condition()
     condition.acquire()  # as a stage does
     text = TokenBuffer(condition, lambda: None, 1, 2)
@@ -100,7 +104,7 @@ def starter() -> LiveRequest:
 
 def policy(shares_cores: bool, *running: LiveRequest) -> SchedulingPolicy:
     made = SchedulingPolicy(shares_cores, FRAME_S, running)
-    made.prefilled(ROWS, PREFILL_S)
+    made.prefilled(make_live(), ROWS, PREFILL_S, 0.0)
     made.step_s = 0.01
     return made
 
@@ -257,6 +261,26 @@ def test_a_short_prompt_comes_between_two_chunks_of_another_owners_long_one(simu
     assert finish(long).timings.ttft_s > 3
     finish(other)
     simulation.assert_idle()
+
+
+def test_an_owners_prefill_takes_half_of_the_time_of_another_ones_text() -> None:
+    mine, other = make_live(owner="a"), make_live(talks=False, owner="b")
+    other.timestamps.first_token_s = -1.0
+    for running, ended_s, alone, rows in (
+        ([mine], None, True, 4000),
+        ([mine], None, False, 1000),
+        ([mine, other], None, True, 250),
+        ([mine], 4.5, True, 250),
+        ([mine], 3.5, True, 4000),
+    ):
+        rules = SchedulingPolicy(True, FRAME_S, running)
+        rules.prefilled(mine, 1000, 0.1, 5.0)
+        if ended_s is not None:
+            rules.ended(other, ended_s)
+        assert rules.chunk_rows(mine, 4000, alone, 5.0) == rows
+        held_s = [rules.prefill_hold_s(live, 10, math.inf, 5.04) for live in (mine, other)]
+        assert held_s == pytest.approx([0.06 * (other in running), 0.0])
+        assert not rules.prefill_hold_s(mine, 10, -math.inf, 5.1)
 
 
 def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate) -> None:

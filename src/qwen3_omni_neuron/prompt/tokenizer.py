@@ -34,6 +34,7 @@ _PIECES = (
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
 _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 AT_ONCE = 1 << 14  # characters that are tokenised within some ms
+_QUICK = 1 << 10  # characters that are tokenised within half a ms
 _PORTION = 1 << 16  # characters of a longer text that are searched or tokenised at a time
 _JOINED = 4  # most characters at the begin of a text that NFC joins to what is before it
 _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
@@ -97,10 +98,10 @@ class Tokenizer:
         return self._encode(self._words, text, most)
 
     def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
-        if len(text) <= AT_ONCE:
+        if len(text) <= _QUICK:
             return backend.encode(text, add_special_tokens=False).ids
         token_ids: list[int] = []
-        for portion in _portions(text) if self._divides else (text,):
+        for portion in _portions(text) if self._divides and len(text) > AT_ONCE else (text,):
             pause()
             # Only the library's methods for batches release the interpreter lock.
             with self._long if len(portion) > _LONG else nullcontext():

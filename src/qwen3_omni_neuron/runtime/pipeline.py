@@ -86,7 +86,7 @@ class Pipeline:
         )
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
-        policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
+        self._policy = policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
         self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
@@ -335,7 +335,8 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
-            self._ended_s[live.owner] = self.clock.now()
+            self._ended_s[live.owner] = now = self.clock.now()
+            self._policy.ended(live, now)
             live.output.changed.notify_all()
             successor, tasks = self._successors.pop(live, (None, []))
             if successor is not None and live.error is not None:

@@ -144,8 +144,10 @@ class PrefillStage(Stage[AnyPrompt]):
         rows = task.rows - min(task.live.prefilled_rows[self.name], task.most)
         if task.live.request.ahead:
             return min(rows, AHEAD_ROWS)
-        cut = len(self._tasks) > 1 and task.keys is not None and self._may_be_cut(task)
-        return self._policy.chunk_rows(rows) if cut else rows
+        if task.keys is None or not self._may_be_cut(task):
+            return rows
+        alone = len(self._tasks) == 1
+        return self._policy.chunk_rows(task.live, rows, alone, self._clock.now())
 
     def _in_pause(self, ahead: Sequence[AnyPrompt]) -> list[AnyPrompt]:
         """Return the first prompt, if its call may begin now."""

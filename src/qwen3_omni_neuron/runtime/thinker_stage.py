@@ -266,7 +266,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         start_s = self._clock.now()
         logits, accepted = self._engine.prefill(task.slot, prompt, start, encoded)
         with self._lock:
-            self._policy.prefilled(stop - start, self._clock.now() - start_s)
+            now = self._clock.now()
+            self._policy.prefilled(live, stop - start, now - start_s, now)
         task.logits = logits if stop == task.rows else None
         if live.request.ahead or stop < task.rows:  # nothing is sampled from these logits
             task.finite = is_finite(logits)

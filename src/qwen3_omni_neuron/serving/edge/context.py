@@ -50,6 +50,8 @@ class Context:
 
     def refused(self, refusal: ApiError) -> None:
         """Record the error that the client gets."""
+        # Otherwise the request's frames, with parts of its body, would be in a cycle with it.
+        refusal.__traceback__ = refusal.__context__ = None
         self.error, self.refusal = refusal.code, refusal
 
     def release_body(self) -> None:

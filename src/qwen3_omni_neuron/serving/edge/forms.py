@@ -1,6 +1,7 @@
 """Parser of multipart/form-data bodies in memory: fields, and the bytes of files."""
 
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import NoReturn
 
 from python_multipart.exceptions import FormParserError
@@ -12,8 +13,10 @@ from python_multipart.multipart import (
     create_form_parser,
 )
 
+from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
+_PIECE_BYTES = 1 << 20
 MOST_PARTS, MOST_FIELD_BYTES = 32, 1 << 16
 _IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # the gate limits the whole body
 
@@ -47,8 +50,8 @@ class Form:
         if name in self.files:
             _refuse(f"{name[:80]!r} is there twice")
         self._check_parts()
-        part.file_object.seek(0)
-        self.files[name] = part.file_object.read()
+        assert isinstance(part.file_object, BytesIO), "no file is written"
+        self.files[name] = part.file_object.getvalue()  # without a copy
         part.close()
 
     def _check_parts(self) -> None:
@@ -68,7 +71,9 @@ def read_form(body: bytes, content_type: str) -> Form:
     try:
         headers = {"Content-Type": content_type.encode("latin-1", "replace")}
         parser = create_form_parser(headers, form.add_field, form.add_file, _IN_MEMORY)
-        parser.write(body)
+        for start in range(0, len(body), _PIECE_BYTES):
+            pause()
+            parser.write(body[start : start + _PIECE_BYTES])
         parser.finalize()
     except FormParserError as error:
         _refuse(str(error)[:200])

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -37,6 +38,10 @@ _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's cli
 # Rounds of the event loop before an endpoint runs. In them the loop learns that a client has sent
 # its request and left: thousands of such requests may wait in the socket's backlog.
 _ROUNDS = 3
+# Reading at memory's speed takes the event loop whole. While another owner has requests, an owner's
+# body that is larger than a first part rests after each part of it: for all of its bodies together
+# that is a part, at most 256 KB, in each _REST_S.
+_FIRST_BYTES, _REST_S = 1 << 18, 0.002
 
 
 class Gate:
@@ -51,6 +56,7 @@ class Gate:
         self._app, self._service = app, service
         self._sockets = RealtimeSockets(service)
         self._sites = Sites(service.settings)
+        self._reading = Counter[str]()  # large bodies, by owner
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,9 +181,11 @@ class Gate:
         # Twenty digits are more than any limit; int() raises ValueError for thousands.
         self._check_size(int(length.lstrip(b"0")[:20] or b"0") if length.isdigit() else 0)
 
-        async def read() -> None:
+        async def read() -> int:
             size, more = 0, True
             while more:
+                if size > _FIRST_BYTES and self._service.requests.has_others(context.owner):
+                    await self._rest(context.owner)
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the client left.", "client_left")
@@ -187,10 +195,15 @@ class Gate:
                 context.account.hold(BODY_COPIES * len(part))
                 parts.append(part)
                 more = message.get("more_body", False)
+            return size
 
         try:
             with anyio.fail_after(settings.body_timeout_s):
-                await read()
+                size = await read()
+            if size > _FIRST_BYTES:
+                context.body = await asyncio.to_thread(b"".join, parts)  # takes some ms
+            else:
+                context.body = b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 408,
@@ -198,7 +211,18 @@ class Gate:
                 "faster.",
                 "body_timeout",
             ) from None
-        context.body = b"".join(parts)
+        finally:
+            parts.clear()  # a refusal's frames would keep them until the next collection
+
+    async def _rest(self, owner: str) -> None:
+        """Wait before the next part of a large body."""
+        self._reading[owner] += 1
+        try:
+            await asyncio.sleep(_REST_S * self._reading[owner])
+        finally:
+            self._reading[owner] -= 1
+            if not self._reading[owner]:
+                del self._reading[owner]
 
     def _check_size(self, size: int) -> None:
         most = self._service.settings.max_body_bytes

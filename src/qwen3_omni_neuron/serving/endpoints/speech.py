@@ -95,7 +95,7 @@ async def speech(request: Request) -> Response:
     """Speak a text."""
     service, context = parts_of(request)
     context.param = "input"
-    if len(context.body) <= SMALL_TEXT_BYTES:
+    if len(context.body) <= SMALL_TEXT_BYTES and not service.requests.crowds(context.owner):
         spoken = _start(service, context)
     else:
         spoken = await service.readers.run(context.owner, _start, service, context)

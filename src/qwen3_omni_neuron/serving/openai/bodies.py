@@ -49,6 +49,7 @@ class ClientObject(BaseModel):
 
     @model_validator(mode="after")
     def _check_further(self) -> "ClientObject":
+        pause()
         extra, further = self.model_extra or {}, self.may_have()
         for name in [name for name, value in extra.items() if value is None]:
             del extra[name]
