@@ -19,7 +19,7 @@ TOKENS = [5, 0, 17, 17, 30, 8, 91]
 
 
 @pytest.mark.parametrize("events", [0, 1, 4, 9, 15])
-@pytest.mark.parametrize("how", ["close", "cancel", "with", "drop"])
+@pytest.mark.parametrize("how", ["close", "with", "drop"])
 def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(simulate, events, how) -> None:
     times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
     simulation = simulate(times, Sizes(slots=2))
