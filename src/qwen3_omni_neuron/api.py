@@ -119,7 +119,7 @@ class Qwen3Omni:
         check_not_forked()
         given = LoadOptions.parse(options)
         tree = None if given.compiled_path is None else Path(given.compiled_path)
-        folder = resolve_model(model_path, tree)
+        folder = resolve_model(model_path, given)
         config = read_config(folder)
         plan = plan_of(folder, config, tree, given)
         prompt_builder = PromptBuilder(folder, config)

@@ -222,12 +222,15 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint, tree, tmp_path) -> None:
+def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint, tree, tmp_path, monkeypatch) -> None:
+    """Without a download, but where a config says what the tree should have."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked"))
     for name, (harm, said) in HARMS.items():
         copy = Path(shutil.copytree(tree, tmp_path / name))
         harm(copy)
-        with pytest.raises(ArtifactError, match=said):
-            Qwen3Omni.load(checkpoint, compiled_path=copy)
+        for model in (checkpoint, *["Qwen/Qwen3-Omni"] * (name not in ("a model", "tp"))):
+            with pytest.raises(ArtifactError, match=said):
+                Qwen3Omni.load(model, compiled_path=copy)
 
 
 def test_a_tree_of_another_checkpoint_is_not_loaded(tree, tmp_path) -> None:

@@ -68,13 +68,14 @@ def find_target(name: str) -> Target:
     return TARGETS[name]
 
 
-def resolve_model(model_path: str | Path, tree: str | Path | None) -> Path:
-    """Return a checkpoint's folder, as resolve_checkpoint does, after a look at its compiled tree.
+def resolve_model(model_path: str | Path, options: "LoadOptions") -> Path:
+    """Return a checkpoint's folder, as resolve_checkpoint does, after checks of its compiled tree.
 
-    Raises ArtifactError for a folder that is no tree, before anything is downloaded.
+    Raises ArtifactError, as manifest_of does, before anything is downloaded.
     """
-    if tree is not None:
-        manifest_of(Path(tree), TARGETS)
+    if options.compiled_path is not None:
+        adapters = [AdapterPath.of(adapter) for adapter in options.adapters]
+        manifest_of(Path(options.compiled_path), model_path, TARGETS, adapters)
     return resolve_checkpoint(model_path)
 
 

@@ -143,21 +143,29 @@ class CompilePlan:
 
     def command(self, out: Path) -> str:
         """Return the command line that compiles this plan into the folder `out`."""
-        words = ["qwen3-omni-neuron", "compile", "--model", str(self.model), "--out", str(out)]
-        for adapter in self.adapters:
-            words += ["--adapter", str(adapter)]
-        for name, value in self.settings.items():
-            if value not in ([], 0):
-                words += [
-                    SETTINGS[name].flag,
-                    ",".join(map(str, value)) if isinstance(value, list) else str(value),
-                ]
-        return shlex.join(words)
+        return compile_command(self.model, self.adapters, self.settings, out)
 
 
 SETTINGS = options_of(CompilePlan)
 """Fields of CompilePlan that `compile` takes and a manifest keeps."""
 SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int, ...]]
+
+
+def compile_command(
+    model: str | Path, adapters: Iterable[AdapterPath], settings: Mapping[str, Any], out: Path
+) -> str:
+    """Return a command line of compile. settings: a manifest's, of this version or another."""
+    words = ["qwen3-omni-neuron", "compile", "--model", str(model), "--out", str(out)]
+    for adapter in adapters:
+        words += ["--adapter", str(adapter)]
+    for name, setting in SETTINGS.items():
+        value = settings.get(name)
+        if value not in (None, [], 0):
+            words += [
+                setting.flag,
+                ",".join(map(str, value)) if isinstance(value, list) else str(value),
+            ]
+    return shlex.join(words)
 
 
 def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:

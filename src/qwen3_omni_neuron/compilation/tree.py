@@ -13,6 +13,7 @@ from qwen3_omni_neuron.compilation.plan import (
     SAME,
     SETTINGS,
     CompilePlan,
+    compile_command,
     cores_of_stages,
     make_plan,
     models_of,
@@ -20,6 +21,9 @@ from qwen3_omni_neuron.compilation.plan import (
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+
+# A manifest of an earlier version lacks predictor_dtype, which was "same".
+_EARLIER: dict[str, Any] = {"predictor_dtype": SAME}
 
 
 def open_tree(
@@ -38,9 +42,9 @@ def open_tree(
     the mismatch and the command that compiles a fitting tree, and OptionError for a setting that
     contradicts the plan.
     """
-    manifest = manifest_of(folder, targets)
+    manifest = manifest_of(folder, model, targets, adapters)
     plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
-    again = f"Compile again: {plan.command(folder)}"
+    again = _again(folder, model, manifest, adapters)
     for name, value in given.items():
         compiled = plan.settings[name]
         if value is not None and value != compiled:
@@ -56,31 +60,49 @@ def open_tree(
             f"{manifest.fingerprint[:12]} against {found[:12]}; it has {merged or 'none'}). Name "
             f"those, as they were then, or: {again}"
         )
-    for name, version in targets[plan.target].versions().items():
+    if absent := [model for model in models_of(config) if model not in manifest.models]:
+        raise ArtifactError(f"{folder} lacks {', '.join(absent)}. {again}")
+    return plan
+
+
+def manifest_of(
+    folder: Path,
+    model: str | Path,
+    targets: Mapping[str, Target],
+    adapters: Sequence[AdapterPath] = (),
+) -> Manifest:
+    """Return a tree's manifest, checked as far as it can be without its checkpoint.
+
+    model, adapters: as the caller names them, for the command that compiles a fitting tree. Raises
+    ArtifactError for a tree of no known target or of other versions, and for files that are missing
+    or of another size.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
+    manifest = read_manifest(folder)
+    if (target := manifest.plan.get("target")) not in targets:
+        raise ArtifactError(
+            f"{folder} was compiled for target {target!r}, and this version has "
+            f"{', '.join(targets)}. Compile again for one of them."
+        )
+    again = _again(folder, model, manifest, adapters)
+    for name, version in targets[target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:
             raise ArtifactError(
                 f"{folder} was compiled with {name} {theirs}, and here is {version}. {again}"
             )
-    if absent := [model for model in models_of(config) if model not in manifest.models]:
-        raise ArtifactError(f"{folder} lacks {', '.join(absent)}. {again}")
     try:
         check_files(folder, manifest)
     except ArtifactError as error:
         raise ArtifactError(f"{error} {again}") from error
-    return plan
-
-
-def manifest_of(folder: Path, targets: Mapping[str, Target]) -> Manifest:
-    """Return the manifest of a tree of one of these targets. Raises ArtifactError."""
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
-    manifest = read_manifest(folder)
-    if (name := manifest.plan.get("target")) not in targets:
-        raise ArtifactError(
-            f"{folder} was compiled for target {name!r}, and this version has "
-            f"{', '.join(targets)}. Compile again for one of them."
-        )
     return manifest
+
+
+def _again(
+    folder: Path, model: str | Path, manifest: Manifest, adapters: Sequence[AdapterPath]
+) -> str:
+    settings = _EARLIER | manifest.plan
+    return f"Compile again: {compile_command(model, adapters, settings, folder)}"
 
 
 def needed_cores(folder: str | Path, stages: Iterable[str]) -> dict[str, int]:
@@ -100,9 +122,7 @@ def _plan(
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
     """Make the plan of a manifest. Settings of other versions are left to the check of versions."""
-    # A manifest of an earlier version lacks predictor_dtype, which was "same".
-    settings: dict[str, Any] = {"predictor_dtype": SAME}
-    settings |= {name: value for name, value in manifest_plan.items() if name in SETTINGS}
+    settings = _EARLIER | {name: v for name, v in manifest_plan.items() if name in SETTINGS}
     limits = targets[settings.pop("target")].limits
     try:
         return make_plan(model, config, limits, **settings)

@@ -112,12 +112,13 @@ def verify(
     load = dict(load or {})
     if load.pop("placement", "shared") != "shared":
         raise OptionError("verify calls engines one by one, in one process: placement is shared.")
-    folder = resolve_model(model, load.get("compiled_path"))
+    options = LoadOptions.parse(load)
+    folder = resolve_model(model, options)
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
         raise CheckpointError(f"{folder} can't speak: verify is for checkpoints that can.")
     tree = load.get("compiled_path")
-    plan = plan_of(folder, config, tree and Path(tree), LoadOptions.parse(load))
+    plan = plan_of(folder, config, tree and Path(tree), options)
     reference = None if against is None else read_reference(against, folder, plan.adapters)
     largest: dict[str, float] = {}
     built: list[Engines] = []

@@ -89,7 +89,7 @@ class Replica:
         # Ray lists all of the replica's cores there; each stage's process gets its own range.
         os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
         tree, cores = settings.load.compiled_path, [int(core) for core in given]
-        config = read_config(resolve_model(settings.model, tree))
+        config = read_config(resolve_model(settings.model, settings.load))
         stages = STAGES if config.talker is not None else STAGES[:1]
         needed = {} if tree is None else needed_cores(tree, stages)
         return stage_cores(cores, settings.neuron_cores, settings.load.placement, needed)
