@@ -28,6 +28,8 @@
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed; with NKILIB_SOURCES=.../src/nkilib_src, of
 #                        aws-neuron/nki-library, also the checks of the kernels that it calls
+# make test-torchneuron  the graphs through an early TorchNeuron's own passes: TORCHNEURON_SOURCES= a
+#                        checkout of parmoham-aws/test-repo-parmoham, a public copy of April 2026
 # make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
@@ -99,7 +101,7 @@ NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_n
 
 .PHONY: demo serve check test test-all chromium nginx test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino bench-released
-.PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras
+.PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras test-torchneuron
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is."
@@ -183,6 +185,11 @@ test-oracle: $(NXDI_VENV)/installed
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" NKILIB_SOURCES="$(NKILIB_SOURCES)" $(NXDI_VENV)/bin/python -m pytest \
 	    $(filter-out test/neuron/test_torchneuron%,$(wildcard test/neuron/test_*.py))
+
+# The torch of $(VENV), and no package beside it.
+test-torchneuron: $(VENV)/installed
+	@test -n "$(TORCHNEURON_SOURCES)" || { echo "Set TORCHNEURON_SOURCES: see testing/torchneuron/public_passes.py"; exit 1; }
+	TORCHNEURON_SOURCES="$(TORCHNEURON_SOURCES)" $(VENV)/bin/python -m pytest test/neuron/test_torchneuron_passes.py
 
 # torch_xla has wheels for Linux on x86-64 alone. What `lower` needs, too, is made before it is asked
 # for: it is a run of make of its own, beside which the first may go on.

@@ -10,6 +10,10 @@ from testing.repeats import left_out
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "torch_xla is not installed": ("graphs lowered to HLO", "make test-hlo"),
     "torch-mlir is not installed": ("graphs imported into torch-mlir", "make test-import"),
+    "no public TorchNeuron": (
+        "an early public TorchNeuron's own passes over the graphs",
+        "make test-torchneuron TORCHNEURON_SOURCES=...",
+    ),
     "neuronx_distributed": ("NxDI's own code in its CPU mode", "make test-nxdi NXDI_SOURCES=..."),
     "NxDI can't be imported": (
         "NxDI's own code in its CPU mode",
