@@ -4,9 +4,9 @@
     python -m bench.quantisation --model src/qwen3_omni_neuron/speaking_checkpoint --assess 100
 
 Computed by the modules in torch, in float32, over the weights that the C computes with in each
-dtype (cpu.precision), and over other choices of numbers. A format is named by its bits and by the
-inputs that share a scale: int8/32 has one for each 32 inputs, int8 one for each output. One choice
-rounds no weight but what each layer returns, to bfloat16.
+dtype (cpu.precision), their inputs rounded as there, and over other choices of numbers. A format is
+named by its bits and by the inputs that share a scale: int8/32 has one for each 32 inputs, int8 one
+for each output. One choice rounds no weight but what each layer returns, to bfloat16.
 
 Without --model: a checkpoint of random weights, its inputs random, too; once more with weights of
 heavy tails, and once more with the activations that were published for the real code predictor

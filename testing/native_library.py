@@ -17,10 +17,8 @@ needs_c = pytest.mark.skipif(
     find_library() is None and not shutil.which("cc"), reason="no C compiler, so nothing in C"
 )
 
-KINDS = ("_avx512", "_avx2", "_plain")
+KINDS = ("_vnni_avx512", "_avx512", "_avx2", "_plain")
 """Names of the kernels of each kind of processor."""
-RAW = "_raw"
-"""Before the name of a kind: its kernels that take int4's numbers for denormal floats."""
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.checkpoint.parameters import put_parameter
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, weight_form
-from qwen3_omni_neuron.cpu.weights import put_kept
+from qwen3_omni_neuron.cpu.weights import put_kept, put_widened
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -41,5 +40,5 @@ def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, M
         form = weight_form(PRECISIONS[dtype], part, module, target)
         kept = form.keep(target, parameter.detach().to(form.dtype))
         put_kept(packed, target, form, kept)
-        put_parameter(widened, target, form.widen(kept, target))
+        put_widened(widened, target, form, kept)
     return packed, widened

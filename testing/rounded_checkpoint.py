@@ -1,10 +1,6 @@
-"""A checkpoint with the weights that a rounding dtype computes with, for the reference to read.
-
-`python -m testing.rounded_checkpoint CHECKPOINT FOLDER` writes those of int4.
-"""
+"""A checkpoint with the weights that a rounding dtype computes with, for the reference to read."""
 
 import shutil
-import sys
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -26,7 +22,3 @@ def write_rounded_checkpoint(folder: Path, to: Path, predictor_dtype: str) -> Pa
             tensors |= {name: stored[name].float() for name in exact}
         save_file(tensors, file, {"format": "pt"})
     return to
-
-
-if __name__ == "__main__":
-    write_rounded_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), "mixed")

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.parameters import Part, converted, put_parameter
 from qwen3_omni_neuron.cpu.packing import Groups
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, WeightForm, weight_form
+from qwen3_omni_neuron.cpu.rounded_inputs import round_inputs_of
 from qwen3_omni_neuron.model.decoder import Decoder
 
 ROWS_AT_ONCE = 4096  # bounds the memory beside the result; a multiple of the C's panel
@@ -242,6 +243,7 @@ def fill(
         if errors is not None and kind is not None and form != BFLOAT16:
             errors.add(kind, form, stored, wide)
         put_parameter(module, target, wide)
+        round_inputs_of(module, target, f"int{form.bits}")
 
 
 def round_residual(decoder: Decoder, choice: Choice) -> None:

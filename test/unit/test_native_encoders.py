@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +16,11 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.rotary import Rotation
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, patch_places
 from testing.native_library import needs_c
-from testing.native_modules import DTYPES, assert_equal
+from testing.native_modules import DTYPES, assert_close_in, assert_equal
 from testing.packed import packed_and_widened, randomize
 from testing.prompts import random_visual
 
 pytestmark = needs_c
-CLOSE: Any = {"atol": 2e-5, "rtol": 2e-5}
 # hidden, heads, feed-forward: heads of 18 floats, which fill no vector; of 72, as released; of 64,
 # and work enough to share.
 SIZES = [(54, 3, 77), (144, 2, 301), (256, 4, 520)]
@@ -74,7 +72,7 @@ def test_a_layer_is_torchs_whatever_is_beside_a_frame_and_the_threads(
     mask, given = real[:, None, None], x.clone()
     got = NativeEncoderLayer(layer, library, 1)(x, *before, mask)
     assert_equal(x, given)
-    torch.testing.assert_close(got[real], theirs(x, *before, mask)[real], **CLOSE)
+    assert_close_in(dtype, got[real], theirs(x, *before, mask)[real], 2e-5, 2e-5)
     for threads in (1, 2, 4):
         native = NativeEncoderLayer(layer, library, threads)
         assert_equal(native(x, *before, mask), got)
@@ -107,8 +105,8 @@ def test_encoders_are_torchs_whatever_the_threads(
         vision = native_vision(copy.deepcopy(eye_packed), library, threads)
         heard.append(audio.encode(clips))
         seen.append(vision.encode([video]))
-    torch.testing.assert_close(heard[0], CpuAudio(ear_wide).encode(clips), **CLOSE)
-    torch.testing.assert_close(seen[0], CpuVision(eye_wide).encode([video]), **CLOSE)
+    assert_close_in(dtype, heard[0], CpuAudio(ear_wide).encode(clips), 2e-5, 2e-5)
+    assert_close_in(dtype, seen[0], CpuVision(eye_wide).encode([video]), 2e-5, 2e-5)
     for some in (heard, seen):
         assert_equal(some[1], some[0])
         assert_equal(some[2], some[0])

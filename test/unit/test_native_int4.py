@@ -9,8 +9,11 @@ from torch import nn
 
 from qwen3_omni_neuron.cpu.native.binding import Library, quantise_in_c
 from qwen3_omni_neuron.cpu.native.encoder_layers import NativeLinear
-from qwen3_omni_neuron.cpu.packing import Groups, pack_groups, quantise_groups, unpack_groups
-from testing.native_library import KINDS, RAW, needs_c
+from qwen3_omni_neuron.cpu.packing import Groups, pack, pack_groups, quantise_groups, unpack_groups
+from qwen3_omni_neuron.cpu.precision import WeightForm
+from qwen3_omni_neuron.cpu.rounded_inputs import round_inputs
+from qwen3_omni_neuron.cpu.weights import put_kept
+from testing.native_library import KINDS, needs_c
 from testing.native_modules import assert_equal
 
 pytestmark = needs_c
@@ -50,18 +53,16 @@ def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.
 def test_products_of_all_kinds_are_torchs_over_the_weights(
     library: Library, use_kind: Callable[[str], None], groups: Groups, out: int, into: int
 ) -> None:
-    """With fused multiplications the same bits on all of them, and the same of raw numbers."""
+    """The same bits on all of them."""
     packed, widened = int4_linear(out, into, groups)
     for rows in (1, 3, 5, 12, 13, 40):
         x, results = torch.randn(rows, into), {}
         for kind in reversed(KINDS):
             use_kind(kind)
             results[kind] = NativeLinear(packed, library, 1)(x)
-            expected = widened(x.double()).float()
+            expected = widened(round_inputs(x, 127).double()).float()
             torch.testing.assert_close(results[kind], expected, atol=1e-5, rtol=1e-5)
-            use_kind(RAW + kind)
-            assert_equal(NativeLinear(packed, library, 1)(x), results[kind])
-        assert_equal(results["_avx2"], results["_avx512"])
+            assert_equal(results[kind], results["_plain"])
 
 
 @torch.no_grad()
@@ -86,34 +87,33 @@ def test_many_inputs_are_taken_in_whole_groups(library: Library, size: int) -> N
     packed, widened = int4_linear(33, 4500, Groups(size))
     native, x = NativeLinear(packed, library, 1), torch.randn(20, 4500)
     got = native(x)
-    torch.testing.assert_close(got, widened(x.double()).float(), atol=1e-4, rtol=1e-4)
+    expected = widened(round_inputs(x, 127).double()).float()
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     for row in (0, 19):
         assert_equal(native(x[row]), got[row])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2.0**-40, 1.0, 2.0**30])
-def test_raw_numbers_have_the_same_bits_whatever_denormals_are_to_the_caller(
-    library: Library, use_kind: Callable[[str], None], kind: str, size: float
+@pytest.mark.parametrize("limit", [127, 4095])
+@pytest.mark.parametrize("size", [2.0**-126, 2.0**-101, 2.0**-99, 1.0, 2.0**110])
+def test_inputs_of_any_size_are_rounded_as_in_torch(
+    library: Library, use_kind: Callable[[str], None], limit: int, size: float
 ) -> None:
-    """A library that is built for speed may set a thread to take them for zeros."""
-    packed, _ = int4_linear(64, 301, Groups())
-    x = torch.randn(8, 301) * size
-    packed.bias = None
-    use_kind(kind)
-    expected = NativeLinear(packed, library, 1)(x)
-    use_kind(RAW + kind)
-    native = NativeLinear(packed, library, 1)
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor can't take denormal floats for zeros")
-    try:
-        assert (torch.tensor(1e-40) * 1.0).item() == 0  # the thread takes them for zeros
-        got = native(x)
-        assert (torch.tensor(1e-40) * 1.0).item() == 0  # and does so afterwards
-    finally:
-        torch.set_flush_denormal(False)
-    assert_equal(got, expected)
+    """By the unit matrix, which shows them; of many ties, and zeros alone."""
+    x = torch.randn(4, 96) * size
+    x[1] = torch.randint(-limit, limit + 1, (96,)) / 2 * size
+    x[1, ::32] = limit * size
+    x[2, 32:64] = 0
+    one = nn.Linear(96, 96, bias=False)
+    if limit == 127:
+        blocks = pack_groups(torch.eye(96).char(), torch.ones(96, 3).bfloat16(), Groups())
+        put_kept(one, "weight", WeightForm("int4", torch.bfloat16, (96, 96)), {"weight": blocks})
+    else:
+        kept = {"weight": pack(torch.eye(96).char()), "weight_scale": torch.ones(96)}
+        put_kept(one, "weight", WeightForm("int8", torch.bfloat16, (96, 96)), kept)
+    for kind in KINDS:
+        use_kind(kind)
+        assert_equal(NativeLinear(one, library, 1)(x), round_inputs(x, limit))
 
 
 @torch.no_grad()

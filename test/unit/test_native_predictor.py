@@ -16,6 +16,7 @@ from testing.native_modules import (
     LARGE_PREDICTOR,
     ODD_PREDICTOR,
     CalledPredictor,
+    assert_close_in,
     assert_equal,
     both_predictors,
     frames,
@@ -65,7 +66,7 @@ def test_predicted_logits_are_the_modules(
     logits = torch.empty(15, 4, c.predictor.vocab_size)
     codes, _ = native(embedded * hidden, code0, logits=logits)
     expected = teacher_forced_logits(predictor, embedded * hidden, codes)
-    torch.testing.assert_close(logits.transpose(0, 1), expected, atol=1e-4, rtol=1e-4)
+    assert_close_in(dtype, logits.transpose(0, 1), expected, 1e-4, 1e-4)
     assert codes[:, 1:].tolist() == logits.argmax(-1).t().tolist()
 
 
@@ -93,7 +94,7 @@ def test_sampled_codes_are_those_of_sample_top(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["mixed", "float32"])  # a code may hang on a rounded input
 def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dtype: str) -> None:
     c = talker_config(config, layers=3)
     native, predictor = both_predictors(c, library, random_predictor(c), dtype)

@@ -15,12 +15,12 @@ from testing.native_modules import (
     LONG,
     POSITIONS,
     STACKS,
+    assert_close_in,
     assert_equal,
     copied,
     decode,
     inputs_of,
     made,
-    parts,
     prompt_rows,
 )
 
@@ -44,9 +44,9 @@ def test_a_decode_step_is_the_modules(
     got = decode(m.native(library), slots, lengths, positions, inputs)
     slot_cache = SlotCache(expected_cache, torch.tensor(slots), torch.tensor(lengths))
     expected = m.model.decode(inputs, torch.tensor(positions), slot_cache)
-    torch.testing.assert_close(parts(got), parts(expected), atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(m.cache.keys, expected_cache.keys, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(m.cache.values, expected_cache.values, atol=1e-5, rtol=1e-5)
+    assert_close_in(dtype, got, expected, atol=2e-5)
+    assert_close_in(dtype, m.cache.keys, expected_cache.keys)
+    assert_close_in(dtype, m.cache.values, expected_cache.values)
 
 
 @torch.no_grad()
@@ -137,12 +137,12 @@ def test_a_prompt_is_the_modules(
     expected = m.model.prefill(rows, positions, torch.tensor([count - 1]), PromptCache(own))
     before = copied(m.cache)
     got = m.native(library).prefill(1, 0, rows, positions)
-    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    assert_close_in(dtype, got, expected, atol=2e-5)
     for cache, expected_cache, old in (
         (m.cache.keys, own.keys, before.keys),
         (m.cache.values, own.values, before.values),
     ):
-        torch.testing.assert_close(cache[:, 1], expected_cache[:, 0], atol=1e-5, rtol=1e-5)
+        assert_close_in(dtype, cache[:, 1], expected_cache[:, 0])
         assert torch.equal(cache[:, [0, 2, 3]], old[:, [0, 2, 3]]), "other slots"
 
 

@@ -18,7 +18,6 @@ from packaging.utils import parse_wheel_filename
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from testing import wheels
 from testing.imports import ROOT
-from testing.native_library import RAW
 
 pytestmark = pytest.mark.skipif(
     "TEST_WHEELS" not in os.environ, reason="takes compilers for other platforms"
@@ -35,6 +34,7 @@ NAME = "qwen3-omni-neuron"
 PACKAGE = f"qwen3_omni_neuron-{PACKAGE_VERSION}"
 # What a processor must have for each kind of kernels, in the words of /proc/cpuinfo.
 INSTRUCTIONS = {
+    "_vnni_avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "_avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "_avx2": {"avx2", "fma"},
     "_plain": set(),
@@ -190,11 +190,10 @@ def test_an_installed_wheel_answers_in_c_without_a_compiler(installed, tmp_path)
 
 
 def test_an_installed_wheel_takes_the_kernels_of_the_processor(installed) -> None:
-    """The first of them that Linux says this processor can run, AMD's the raw ones; and each."""
+    """The first of them that Linux says this processor can run; and each."""
     has = set(Path("/proc/cpuinfo").read_text().split())
     runnable = [kind for kind, needs in INSTRUCTIONS.items() if needs <= has]
-    chosen = RAW + runnable[0] if "AuthenticAMD" in has else runnable[0]
-    assert installed("python", "-c", KINDS, *INSTRUCTIONS).split() == [chosen, *runnable]
+    assert installed("python", "-c", KINDS, *INSTRUCTIONS).split() == [runnable[0], *runnable]
 
 
 def test_the_tests_of_the_c_pass_over_an_installed_wheel(installed) -> None:

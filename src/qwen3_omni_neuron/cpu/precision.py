@@ -3,10 +3,12 @@
     dtype      weights                                            arithmetic  computed by
     mixed      bfloat16, but norms and biases float32             float32     C
     float32    float32                                            float32     C
-    int8       as mixed; matrices of encoders and decoders int8   float32     C
-    int4       as int8; thinker's attention and experts int4      float32     C
+    int8       as mixed; matrices of encoders and decoders int8   float32*    C
+    int4       as int8; thinker's attention and experts int4      float32*    C
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
+
+* Inputs of int8 and int4 matrices are rounded (cpu.rounded_inputs) and multiplied as integers.
 
 With int8, int4 and bfloat16 the code predictor defaults to `mixed`, and computes in float32. The
 released one has an activation of about 49,000, under which int8 in any group of its matrices

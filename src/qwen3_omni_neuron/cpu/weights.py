@@ -47,6 +47,7 @@ from qwen3_omni_neuron.cpu.precision import (
     part_precision,
     weight_forms,
 )
+from qwen3_omni_neuron.cpu.rounded_inputs import round_inputs_of
 from qwen3_omni_neuron.cpu.target import usable_cores
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -196,9 +197,17 @@ def _put(
     module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor], widened: bool
 ) -> None:
     if widened:
-        put_parameter(module, target, form.widen(kept, target))
+        put_widened(module, target, form, kept)
     else:
         put_kept(module, target, form, kept)
+
+
+def put_widened(
+    module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]
+) -> None:
+    """Set a module's parameter to its values in float32, and let it round inputs as the C does."""
+    put_parameter(module, target, form.widen(kept, target))
+    round_inputs_of(module, target, form.kind)
 
 
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:

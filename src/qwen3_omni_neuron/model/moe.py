@@ -1,5 +1,7 @@
 """Mixture of experts: the router's top k, and the talker's shared expert with a sigmoid gate."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ class MoeFeedForward(nn.Module):
     def __init__(self, hidden_size: int, c: MoeConfig):
         super().__init__()
         self.experts, self.experts_per_token = c.experts, c.experts_per_token
+        self.round_inputs: dict[str, Callable[[Tensor], Tensor]] = {}  # see cpu.rounded_inputs
         self.normalize_weights, self.static = c.normalize_weights, c.static
         self.router = nn.Linear(hidden_size, c.experts, bias=False)
         gate_up = torch.empty(c.experts, 2 * c.expert_width, hidden_size)
@@ -79,10 +82,15 @@ class MoeFeedForward(nn.Module):
         for expert in chosen.unique().tolist():
             rows, rank = (chosen == expert).nonzero(as_tuple=True)
             gate_up, down = self.gate_up[expert].to(x.dtype), self.down[expert].to(x.dtype)
-            hidden = gated(self._scaled(F.linear(x[rows], gate_up), "gate_up", expert))
-            given = self._scaled(F.linear(hidden, down), "down", expert)
+            taken = self._rounded(x[rows], "gate_up")
+            hidden = gated(self._scaled(F.linear(taken, gate_up), "gate_up", expert))
+            taken = self._rounded(hidden, "down")
+            given = self._scaled(F.linear(taken, down), "down", expert)
             out.index_add_(0, rows, given * weights[rows, rank, None])
         return out
+
+    def _rounded(self, x: Tensor, name: str) -> Tensor:
+        return self.round_inputs[name](x) if name in self.round_inputs else x
 
     def matrices(self, name: str) -> Tensor:
         """Return all experts' matrices, [experts, in, out]. name: of EXPERT_MATRICES."""

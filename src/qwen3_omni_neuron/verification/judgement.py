@@ -19,11 +19,13 @@ from qwen3_omni_neuron.verification.reference import Arrays
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 WEIGHTS = {"int8": 0.0083, "int4": 0.081}
 """Relative error of a rounded matrix: see docs/options.md."""
+INPUTS = {"int8": 0.00017, "int4": 0.0055}
+"""Relative error of such a matrix's product on the CPU: see cpu.rounded_inputs."""
 SAFETY = 8.0
 """How many times the expected error a row may have."""
 FLOOR = 2e-5
 """Least difference that is called one: the order of sums, and functions such as exp, differ too."""
-FEW = {"float32": 0.01, "bfloat16": 0.1}
+FEW = {"float32": 0.01, "bfloat16": 0.1, "int4": 0.1}
 """Share of a stage's rows that may be beyond: a router that rounds may choose another expert."""
 FEW_CODES = 0.02
 """Share of codes that may be beyond."""
@@ -114,19 +116,22 @@ def judge(
     )
     decoders = 0.0 if rounded else WEIGHTS.get(plan.dtype, 0.0)
     encoders = WEIGHTS["int8"] if decoders and plan.target == "cpu" else 0.0
+    large = INPUTS["int8"] if plan.target == "cpu" and plan.dtype in INPUTS else 0.0
+    layers = INPUTS[plan.dtype] if large else 0.0
     for stage in stages_of(config):
         depth, unit, weights = float(np.sqrt(2 * stage.layers)), ROUNDING[activations], 0.0
         if stage.array == "codes":
             # The predictor's input has the talker's rounding.
-            allowed = SAFETY * (depth * ROUNDING[predictor] + unit) + FLOOR
+            allowed = SAFETY * (depth * ROUNDING[predictor] + unit + large) + FLOOR
             found.append(_codes(stage, allowed, pairs))
             continue
         if stage.graph.endswith(("_prefill", "_decode")):
-            weights = decoders
+            weights = decoders + (layers if stage.graph.startswith("thinker") else large)
         elif stage.graph.endswith("_encoder"):
-            weights = encoders
+            weights = encoders + large
         allowed = SAFETY * depth * (unit + weights) + FLOOR
-        if one := _rows(stage, allowed, FEW[activations], config, pairs):
+        few = FEW["int4" if layers > large and stage.graph.startswith("thinker") else activations]
+        if one := _rows(stage, allowed, few, config, pairs):
             found.append(one)
     return found
 

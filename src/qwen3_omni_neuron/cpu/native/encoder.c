@@ -54,8 +54,12 @@ static void norm_attention(void *work, int64_t task, float *unused)
 static void norm_ffn(void *work, int64_t task, float *unused)
 {
     const Call *c = work;
+    int64_t stride = row_stride(c->layer->hidden), first = task * ROWS_A_TASK;
+    float *rows = c->normed + first * stride;
     (void)unused;
     norm_some(c, task, c->layer->ffn_norm, c->layer->ffn_bias);
+    take_inputs(rows, rows, stride, smaller(ROWS_A_TASK, c->frames * c->rows - first),
+                &c->layer->fc1);
 }
 
 /* A frame's queries (0), keys (1) or values (2) of one head. */
@@ -162,7 +166,7 @@ static float *allocate(Call *c)
 int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int64_t *seen,
                   const float *cosine, const float *sine, float *x)
 {
-    int64_t all = frames * rows, stride = row_stride(l->hidden), wide = row_stride(l->fc1.out);
+    int64_t all = frames * rows;
     int64_t width = (l->head_dim + WIDEST - 1) / WIDEST * WIDEST;
     Call c = {l, frames, rows, width, seen, cosine, sine, x, NULL, NULL, NULL, NULL};
     float *block = allocate(&c);
@@ -170,16 +174,16 @@ int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int
         return NO_MEMORY;
     Team *team = open_team(l->threads);
     int done = run_rows(team, norm_attention, &c, 4 * l->hidden) &&
-               product(team, c.qkv, 3 * l->hidden, c.normed, stride, all, &l->qkv, 0) &&
+               last_product(team, c.qkv, 3 * l->hidden, c.normed, all, &l->qkv, 0) &&
                run_rows(team, split_heads, &c, 3 * l->hidden) &&
                run_tasks(team, attend_some, &c, frames * l->heads * query_tasks(&c),
                          2 * all * rows * l->heads * width,
                          QUERIES_A_TASK * (rows + WIDEST + width)) &&
-               product(team, x, l->hidden, c.normed, stride, all, &l->out, 1) &&
+               last_product(team, x, l->hidden, c.normed, all, &l->out, 1) &&
                run_rows(team, norm_ffn, &c, 4 * l->hidden) &&
                run_tasks(team, widen_panel, &c, panels_of(l->fc1.out), all * l->hidden * l->fc1.out,
                          1) &&
-               product(team, x, l->hidden, c.wide, wide, all, &l->fc2, 1);
+               last_product(team, x, l->hidden, c.wide, all, &l->fc2, 1);
     close_team(team);
     free(block);
     return done ? DONE : NO_MEMORY;

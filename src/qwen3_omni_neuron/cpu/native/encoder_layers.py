@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
-    INT4,
     Fields,
     Library,
-    UnsuitedError,
     Weights,
     address_of,
     check,
@@ -84,10 +82,7 @@ class NativeEncoderLayer(nn.Module):
 
     def _matrix(self, linear: nn.Linear) -> Fields:
         shape = linear.out_features, linear.in_features
-        fields = self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
-        if fields["type"] == INT4:  # see has_own_inputs of product.h
-            raise UnsuitedError("the C takes no int4 in an encoder")
-        return fields
+        return self._weights.matrix(linear, "weight", *shape, bias=linear.bias)
 
 
 def use_native_layers(

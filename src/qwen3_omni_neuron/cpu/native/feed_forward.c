@@ -19,7 +19,7 @@ typedef struct {
     const float *scale; /* of a dense one's rows; NULL for 1 */
     int64_t used; /* experts that have rows: m->used; 1 of a dense one */
     const float *x; /* inputs as gate and up take them: [rows of all experts, hidden] */
-    float *own;     /* memory of x of a dense INT4; else NULL */
+    float *own;     /* where inputs are written in a form of their own, which may be m->normed */
 } FeedForward;
 
 /* Expert number `index` of those that have rows. */
@@ -90,7 +90,7 @@ static void add_down_panels(void *work, int64_t task, float *outs)
     }
 }
 
-/* Write a dense INT4's inputs as gate and up take them. */
+/* Write rows of m->normed as gate and up take them. */
 static void take_gate_up(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -98,6 +98,12 @@ static void take_gate_up(void *work, int64_t task, float *unused)
     (void)unused;
     take_inputs(f->own + first * stride, f->m->normed + first * stride, stride,
                 smaller(ROWS_A_TASK, f->rows - first), f->gate_up);
+}
+
+static int take_rows(Team *team, FeedForward *f)
+{
+    return run_tasks(team, take_gate_up, f, (f->rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
+                     f->rows * f->hidden, 1);
 }
 
 /* Write one expert's inputs of down as it takes them, in place. */
@@ -125,8 +131,7 @@ static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, 
                      .gate_up = gate_up, .down = down, .scale = scale, .used = 1, .x = m->normed};
     if (has_own_inputs(gate_up)) { /* others read m->normed afterwards */
         f.x = f.own = malloc((size_t)(rows * row_stride(hidden)) * sizeof(float));
-        if (f.own == NULL || !run_tasks(team, take_gate_up, &f,
-                                        (rows + ROWS_A_TASK - 1) / ROWS_A_TASK, rows * hidden, 1)) {
+        if (f.own == NULL || !take_rows(team, &f)) {
             free(f.own);
             return 0;
         }
@@ -175,7 +180,7 @@ static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
     return m->first[d->experts] = count;
 }
 
-/* Copy the rows of each expert, as its gate takes them. */
+/* Copy the rows of each expert. */
 static void gather_rows(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -183,10 +188,9 @@ static void gather_rows(void *work, int64_t task, float *unused)
     int64_t stride = row_stride(f->hidden);
     int64_t end = smaller(m->first[f->experts], (task + 1) * ROWS_A_TASK);
     (void)unused;
-    for (int64_t i = task * ROWS_A_TASK; i < end; i++) {
-        const float *from = m->normed + m->order[i] * stride;
-        take_inputs(m->gathered + i * stride, from, stride, 1, f->gate_up);
-    }
+    for (int64_t i = task * ROWS_A_TASK; i < end; i++)
+        memcpy(m->gathered + i * stride, m->normed + m->order[i] * stride,
+               (size_t)input_row_bytes(f->gate_up));
 }
 
 /* m->x += the routed experts' output for m->normed: an expert runs on the rows that chose it. */
@@ -194,8 +198,9 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
                        int64_t rows)
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
-    FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .experts = d->experts,
-                     .gate_up = &layer->gate_up, .down = &layer->down, .x = m->gathered};
+    FeedForward f = {.m = m, .hidden = hidden, .ffn = ffn, .experts = d->experts, .rows = rows,
+                     .gate_up = &layer->gate_up, .down = &layer->down, .x = m->gathered,
+                     .own = m->normed};
     if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
                  0))
         return 0;
@@ -209,7 +214,8 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
     }
     f.group = group_for(most);
     int64_t cost = cost_of(1, runs * hidden * ffn);
-    return run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
+    return (!has_own_inputs(f.gate_up) || take_rows(team, &f)) &&
+           run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
                      1) &&
            run_gates(team, &f, most, 2 * cost) &&
            (!has_own_inputs(f.down) || run_tasks(team, take_down, &f, f.used, runs * ffn, 1)) &&

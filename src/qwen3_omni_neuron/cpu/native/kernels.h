@@ -22,16 +22,14 @@ static inline int64_t smaller(int64_t a, int64_t b)
 }
 
 /* Floats from one row to the next in arrays that `multiply` reads: rows that lie a power of two apart
- * would share few lines of the cache. There is space for the sums that INT4 wants: see take_inputs. */
+ * would share few lines of the cache. */
 static inline int64_t row_stride(int64_t width)
 {
-    return (width + (width + 31) / 32 + 15) / 16 * 16 + 16;
+    return (width + 15) / 16 * 16 + 16;
 }
 
 /* Rows up to which a task has several panels. */
 enum { FEW_ROWS = 12 };
-/* Factor of the sums of INT4_RAW: see take_inputs of product.h. */
-#define RAW_SUMS 0x1p60f
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };
 /* Panels that one call of multiply takes. */
@@ -53,6 +51,9 @@ typedef struct {
      * these end; NULL: those that follow in w. */
     void (*multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
                      const Matrix *w, int64_t first, int64_t panels, int add, const char *next);
+    /* Write `into` inputs of a row as integers, as INT8 or INT4 weights take them: see take_inputs of
+     * product.h. to: may be x. */
+    void (*take)(void *to, const float *x, int64_t into, int64_t type);
     /* Round a group of a panel, w [group, PANEL], to an INT4 block with bfloat16 scales. The weights
      * are bfloat16 numbers. */
     void (*quantise)(void *block, const float *w, int64_t group);
@@ -95,7 +96,6 @@ typedef struct {
      * mask unless that is NULL; count where none is. */
     int64_t (*first_above)(const float *x, const uint32_t *mask, int64_t from, int64_t count,
                            float bound);
-    int raw; /* whether multiply takes INT4 numbers for floats where they lie: see take_inputs */
 } Kernels;
 
 /* Kernels of this processor. */

@@ -37,7 +37,7 @@ enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
  * An INT4 panel is a block for each `group` inputs, the last filled up with zeros. A block holds
  *   uint32 [group / 8, PANEL]: the numbers of 8 inputs plus 8, the first in the lowest 4 bits;
  *   [PANEL] scales of scale_type, of either sign.
- * A weight is scale * number. Numbers are summed up over a group, and then scaled.
+ * A weight is scale * number. Products of INT8 and INT4 are of integers: see take_inputs of product.h.
  *
  * A COMPACT panel has the heads of all its blocks, of BLOCK_INPUTS inputs and the last of what is left,
  * and then its quads, of four inputs each. All is little-endian. Of the 32 places of a row, place

@@ -23,10 +23,21 @@ static inline int64_t number_bytes(int64_t group)
     return group / 2 * PANEL;
 }
 
-/* Inputs of a matrix with those that fill up the last word of INT4 numbers. */
-static inline int64_t filled_up(int64_t into)
+/* Inputs that are rounded with one scale, see take_inputs of product.h. */
+enum { GROUP_INPUTS = 32 };
+/* The largest integer of such a group: 32 products with INT8 weights add up to less than 2^24. */
+enum { INT4_LIMIT = 127, INT8_LIMIT = 4095 };
+/* Bytes before a group's integers, and with them. */
+enum { INPUT_HEAD = 8 };
+static inline int64_t input_bytes(int64_t type)
 {
-    return (into + 7) / 8 * 8;
+    return INPUT_HEAD + GROUP_INPUTS * (type == INT4 ? 1 : 2);
+}
+
+/* Whether a matrix takes its inputs in a form of its own. */
+static inline int has_own_inputs(const Matrix *w)
+{
+    return w->type == INT4 || w->type == INT8;
 }
 
 /* Bytes of an INT4 block. */

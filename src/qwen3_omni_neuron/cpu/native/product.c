@@ -9,40 +9,14 @@
 
 enum { ROWS_A_TASK = 8 };
 
-/* Make inputs those that an INT4 matrix takes, in place, and add the sums. */
-static void take_int4_inputs(float *x, const Matrix *w)
-{
-    /* 16^-i, then that times 2^149 / RAW_SUMS. See take_inputs for the last ones. */
-    static const float units[2][8] = {
-        {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f},
-        {0x1p89f, 0x1p85f, 0x1p81f, 0x1p77f, 0x1p73f, 0x1p69f, 0x1p73f, 0x1p69f}};
-    float sum_unit = kernels->raw ? 1.0f / RAW_SUMS : 1.0f;
-    int64_t into = filled_up(w->into);
-    float *added = x + into;
-    for (int64_t k = w->into; k < into; k++)
-        x[k] = 0;
-    for (int64_t start = 0; start < into; start += w->group) {
-        int64_t end = smaller(into, start + w->group);
-        float sums[8] = {0};
-        for (int64_t k = start; k < end; k += 8)
-            for (int i = 0; i < 8; i++) {
-                sums[i] += x[k + i];
-                x[k + i] *= units[kernels->raw][i];
-            }
-        *added++ = (((sums[0] + sums[4]) + (sums[2] + sums[6])) +
-                    ((sums[1] + sums[5]) + (sums[3] + sums[7]))) * sum_unit;
-    }
-}
-
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w)
 {
     int64_t stride = row_stride(w->into);
-    for (int64_t r = 0; r < rows; r++, to += stride, from += from_stride) {
-        if (to != from)
+    for (int64_t r = 0; r < rows; r++, to += stride, from += from_stride)
+        if (has_own_inputs(w))
+            kernels->take(to, from, w->into, w->type);
+        else if (to != from)
             memcpy(to, from, (size_t)w->into * sizeof(float));
-        if (w->type == INT4)
-            take_int4_inputs(to, w);
-    }
 }
 
 typedef struct {

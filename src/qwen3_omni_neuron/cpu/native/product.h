@@ -16,25 +16,24 @@ int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_st
 int last_product(Team *team, float *y, int64_t y_stride, float *x, int64_t rows, const Matrix *w,
                  int add);
 
-/* Whether a matrix takes its inputs in a form of its own. */
-static inline int has_own_inputs(const Matrix *w)
-{
-    return w->type == INT4;
-}
-
 /* Write rows of inputs in the form that a matrix takes, with row_stride; also in place, where `to` is
  * `from`.
  *
- * INT4 multiplies numbers where they lie in a word: number i of 8 as 0 to 15 times 16^i, the last one
- * shifted to where the first lies. So its inputs are divided by these powers of two. Each number is then
- * too large by 8, which the sum of a group's inputs makes up for: the sums follow filled_up(into)
- * inputs.
- *
- * Where kernels->raw, the word's bits are taken for a float, which spares the conversion: a denormal one,
- * 2^-149 times the integer; the last two numbers are shifted to where numbers 4 and 5 lie. The inputs are
- * multiplied by 2^149 / RAW_SUMS, the sums by 1 / RAW_SUMS, and results by RAW_SUMS: an input may have any
- * size up to 2^38, and the result has the same bits. */
+ * INT8 and INT4 take integers: of each GROUP_INPUTS inputs the largest becomes INT8_LIMIT or INT4_LIMIT, or its
+ * negative, and the others are rounded by the same scale, ties to even. A group is
+ *   float: the scale, that an integer is multiplied by;
+ *   int32: -8 times the sum of the integers, since an INT4 number is stored as 8 more;
+ *   int16 [GROUP_INPUTS]: the integers, zeros after the last input. Of INT4 int8 [GROUP_INPUTS], of each 8 inputs first
+ *     those that are even, then those that are odd, as lower and upper halves of a word's bytes are.
+ * A row with NaN or infinity has results that are not finite. */
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w);
+
+/* Bytes of a row of inputs in the form that a matrix takes. */
+static inline int64_t input_row_bytes(const Matrix *w)
+{
+    return has_own_inputs(w) ? (w->into + GROUP_INPUTS - 1) / GROUP_INPUTS * input_bytes(w->type)
+                             : w->into * (int64_t)sizeof(float);
+}
 
 /* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
  * several rows cost less than as many times one. */

@@ -237,7 +237,7 @@ static int64_t KIND(multiply_sharing)(const Tiles *t, int64_t rows)
             }
             for (int64_t r = 0; r < now; r++)
                 for (int v = 0; v < TILE_VECTORS; v++)
-                    KIND(put)(t, first + r, at + v * LANES, total[r][v]);
+                    KIND(put)(t, first + r, at + v * LANES, COMPACT, total[r][v]);
         }
     return done;
 }

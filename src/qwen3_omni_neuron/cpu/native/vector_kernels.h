@@ -6,6 +6,7 @@ typedef float KIND(Vector) __attribute__((vector_size(4 * LANES), aligned(4), ma
 typedef int32_t KIND(Bits) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t KIND(Words) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t KIND(Halves) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int16_t KIND(Pairs) __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_alias));
 #define Vector KIND(Vector)
 #define Bits KIND(Bits)
@@ -156,106 +157,22 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* Number i of 8 in each word, 8 more than it is, in the unit that it has where it lies: see take_inputs.
- * INT4_RAW takes the bits for a float: integers below 2^24 are multiples of the least denormal one. */
-INLINE Vector KIND(number)(Words words, int i, int type)
-{
-    Words number;
-    if (type == INT4_RAW)
-        return (Vector)(i < 6 ? words & (15u << (4 * i)) : words >> 8 & (15u << (4 * (i - 2))));
-    if (i == 7) /* bit 31 would be a sign */
-        number = words >> 28;
-    else
-        number = words & (15u << (4 * i));
-#if LANES == 16
-    return (Vector)_mm512_cvtepi32_ps((__m512i)number);
-#elif LANES == 8
-    return (Vector)_mm256_cvtepi32_ps((__m256i)number);
-#else
-    return __builtin_convertvector((Bits)number, Vector);
-#endif
-}
-
-/* Add the products of 8 inputs to sums. from: their numbers in the first panel; a panel is `size` bytes.
- * ahead: see add_input. */
-INLINE void KIND(add_numbers)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
-                              const char *from, int type, int64_t size, int vectors,
-                              int64_t ahead)
-{
-    /* Many sums leave no registers for the words, which are read again for each number. */
-    int again = (rows + 2) * vectors >= REGISTERS;
-    Words words[8];
-    for (int v = 0; v < vectors; v++) {
-        const char *some = from + v * LANES / PANEL * size + v * LANES % PANEL * 4;
-        words[v] = *(const Words *)(const void *)some;
-        if (v * LANES * 4 % 64 == 0) /* as in sum_chunks */
-            KIND(fetch)(some + ahead, type);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        Vector some[8], inputs[12];
-        if (again)
-            __asm__ volatile("" ::: "memory");
-        for (int r = 0; r < rows && rows < vectors; r++)
-            inputs[r] = KIND(filled)(x[r * x_stride + i]);
-        for (int v = 0; v < vectors; v++) {
-            if (again)
-                words[v] = *(const Words *)(const void *)(from + v * LANES / PANEL * size +
-                                                          v * LANES % PANEL * 4);
-            some[v] = KIND(number)(words[v], i, type);
-            for (int r = 0; r < rows && rows < vectors; r++)
-                sums[r][v] += inputs[r] * some[v];
-        }
-        for (int r = 0; r < rows && rows >= vectors; r++)
-            for (int v = 0; v < vectors; v++)
-                sums[r][v] += x[r * x_stride + i] * some[v];
-    }
-}
-
-/* sum_chunks for INT4 weights, a group at a time, of inputs as take_inputs writes them. type: INT4 or
- * INT4_RAW. blocks: of the first panel; lane: first output there. skip: see sum_chunks. */
-INLINE void KIND(sum_groups)(Vector (*total)[8], const float *x, const float *added,
-                             int64_t x_stride, int rows, int type, const Matrix *m,
-                             const char *blocks, int64_t lane, int vectors, int64_t skip)
-{
-    int64_t size = panel_bytes(m), group = m->group, into = filled_up(m->into);
-    int64_t block = block_bytes(m), scale_type = m->scale_type;
-    const char *numbers = blocks + lane * 4;
-    const char *scales = blocks + number_bytes(group) + lane * bytes_of(scale_type);
-    for (int64_t start = 0; start < into; start += group) {
-        int64_t end = smaller(into, start + group);
-        int64_t ahead = AHEAD(type);
-        if (numbers + ahead >= blocks + size)
-            ahead += skip;
-        Vector sums[12][8];
-        /* A weight is a number less 8: of all inputs of the group together. */
-        for (int v = 0; v < vectors; v++)
-            for (int r = 0; r < rows; r++)
-                sums[r][v] = added[r * x_stride] * ((Vector){0} - 8.0f);
-        for (int64_t k = start; k < end; k += 8)
-            KIND(add_numbers)(sums, x + k, x_stride, rows, numbers + (k - start) / 8 * PANEL * 4,
-                              type, size, vectors, ahead);
-        for (int v = 0; v < vectors; v++) {
-            if (v * LANES % PANEL == 0 && rows < TILE_ROWS)
-                KIND(fetch)(scales + v * LANES / PANEL * size + ahead, type);
-            Vector scale = KIND(scales)(scales + v * LANES / PANEL * size, v * LANES % PANEL,
-                                        scale_type);
-            for (int r = 0; r < rows; r++)
-                total[r][v] = KIND(fused)(sums[r][v], scale, total[r][v]);
-        }
-        numbers += block, scales += block, added++;
-    }
-}
+#include "vector_integers.h"
 
 /* Write LANES outputs of a row, from output `at` on. */
-INLINE void KIND(put)(const Tiles *t, int64_t row, int64_t at, Vector total)
+INLINE void KIND(put)(const Tiles *t, int64_t row, int64_t at, int type, Vector total)
 {
     float *y = t->y + row * t->y_stride + at;
-    Vector factor = KIND(filled)(t->unit), more = {0};
+    Vector factor = KIND(filled)(1.0f), more = {0};
     if (t->scale != 0)
         factor *= READ(t->scale + at);
     if (t->bias != 0)
         more = READ(t->bias + at);
+    if (IS_INTEGER(type)) {
+        total *= factor;
+        ROUNDED(total);
+        factor = KIND(filled)(1.0f);
+    }
     Vector result = KIND(fused)(total, factor, more);
     if (t->add)
         result += READ(y);
@@ -264,11 +181,11 @@ INLINE void KIND(put)(const Tiles *t, int64_t row, int64_t at, Vector total)
 
 #include "vector_compact.h"
 
-/* Whether the registers hold the sums of a tile and the widened weights of INT8. BFLOAT16's come no
- * faster than they are widened, and INT4 words are read again: see add_numbers. */
+/* Whether the registers hold the sums and the totals of a tile of INT4, and two vectors of weights for each
+ * of sums. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
-    return type != INT8 || rows == 1 || (rows + 1) * vectors < REGISTERS;
+    return !IS_INT4(type) || rows == 1 || 2 * (rows + 1) * vectors < REGISTERS;
 }
 
 /* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. */
@@ -287,15 +204,15 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     if (type == COMPACT)
         KIND(sum_compact)(total, t->x, t->x_stride, rows, panels, at % PANEL, size, m->into,
                           vectors, skip);
-    else if (type >= INT4)
-        KIND(sum_groups)(total, t->x, t->x + filled_up(m->into), t->x_stride, rows, type, m,
-                         panels, at % PANEL, vectors, skip);
+    else if (IS_INTEGER(type))
+        KIND(sum_groups)(total, t->x, t->x_stride, rows, type, m, panels, at % PANEL, vectors,
+                         skip);
     else
         KIND(sum_chunks)(total, t->x, t->x_stride, rows, panels + at % PANEL * bytes_of(type),
                          type, m->into * PANEL, m->into, vectors, skip);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            KIND(put)(t, r, at + v * LANES, total[r][v]);
+            KIND(put)(t, r, at + v * LANES, type, total[r][v]);
 }
 
 /* Rows and vectors of tiles. Those of few rows are wider, so that there are sums enough to overlap and
@@ -325,8 +242,13 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     TILE(BFLOAT16, rows, vectors)                                                                \
     TILE(INT8, rows, vectors)                                                                    \
     TILE(INT4, rows, vectors)                                                                    \
-    TILE(INT4_RAW, rows, vectors)                                                                \
-    TILE(COMPACT, rows, vectors)
+    TILE(COMPACT, rows, vectors)                                                                 \
+    VNNI_TILES(rows, vectors)
+#if LANES == 16
+#define VNNI_TILES(rows, vectors) TILE(INT8_VNNI, rows, vectors) TILE(INT4_VNNI, rows, vectors)
+#else
+#define VNNI_TILES(rows, vectors)
+#endif
 SHAPES(SHAPE)
 #undef SHAPE
 #undef TILE
@@ -339,8 +261,15 @@ static const struct {
 #define SHAPE(rows, vectors)                                                                     \
     {rows, vectors,                                                                              \
      {TILE(FLOAT32, rows, vectors), TILE(BFLOAT16, rows, vectors), TILE(INT8, rows, vectors),    \
-      TILE(INT4, rows, vectors), TILE(INT4_RAW, rows, vectors), TILE(COMPACT, rows, vectors)}},
+      TILE(INT4, rows, vectors), TILE(COMPACT, rows, vectors), VNNI_TILES(rows, vectors)}},
+#undef VNNI_TILES
+#if LANES == 16
+#define VNNI_TILES(rows, vectors) TILE(INT8_VNNI, rows, vectors), TILE(INT4_VNNI, rows, vectors)
+#else
+#define VNNI_TILES(rows, vectors)
+#endif
     SHAPES(SHAPE)
+#undef VNNI_TILES
 #undef SHAPE
 #undef TILE
 };
@@ -359,14 +288,15 @@ static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
 /* multiply for whole panels: y has all their outputs. */
 static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                                 int add, const char *next, int raw)
+                                 int add, const char *next, int vnni)
 {
-    int type = w->type == INT4 && raw ? INT4_RAW : (int)w->type;
+    int type = (int)w->type;
+    if (vnni && has_own_inputs(w))
+        type = type == INT4 ? INT4_VNNI : INT8_VNNI;
     int64_t outs = panels * PANEL;
     Tiles t = {y,        x,
                y_stride, x_stride,
                outs,     add,
-               type == INT4_RAW ? RAW_SUMS : 1.0f,
                w,        (const char *)w->panels + first * panel_bytes(w),
                next != 0 ? next : (const char *)w->panels + (first + panels) * panel_bytes(w),
                w->scale == 0 ? 0 : w->scale + first * PANEL,
@@ -392,11 +322,11 @@ static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int
 
 static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                               int add, const char *next, int raw)
+                               int add, const char *next, int vnni)
 {
     int64_t outs = w->out - first * PANEL, whole = smaller(panels, outs / PANEL);
     if (whole > 0)
-        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, next, raw);
+        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, next, vnni);
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
@@ -411,12 +341,14 @@ static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64
     for (int64_t done = 0; done < rows; done += TILE_ROWS) {
         int64_t now = smaller(rows - done, TILE_ROWS);
         KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0,
-                             next, raw);
+                             next, vnni);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
                 float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
                 if (w->scale != 0)
                     result *= w->scale[first + o];
+                if (has_own_inputs(w))
+                    ROUNDED(result);
                 if (w->bias != 0)
                     result += w->bias[first + o];
                 *to = add ? result + *to : result;
@@ -431,15 +363,15 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, next, 0);
 }
 
-/* multiply with INT4_RAW. */
-static void KIND(multiply_raw)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                               int64_t rows, const Matrix *w, int64_t first, int64_t panels,
-                               int add, const char *next)
+#if LANES == 16
+/* multiply with the instructions of AVX512-VNNI. */
+static void KIND(multiply_vnni)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                                int add, const char *next)
 {
-    uint64_t usual = keep_denormals();
     KIND(multiply_any)(y, y_stride, x, x_stride, rows, w, first, panels, add, next, 1);
-    restore_denormals(usual);
 }
+#endif
 
 /* ---- rows ---- */
 
@@ -1015,6 +947,7 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
 #define OTHERS                                                                                   \
+    .take = KIND(take),                                                                          \
     .quantise = KIND(quantise),                                                                  \
     .rms_norm = KIND(rms_norm),                                                                  \
     .layer_norm = KIND(layer_norm),                                                              \
@@ -1030,8 +963,10 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
     .places = KIND(places),                                                                      \
     .first_above = KIND(first_above),
 static const Kernels KIND(kernels) = {.name = NAME(KIND()), .multiply = KIND(multiply), OTHERS};
-static const Kernels KIND(raw_kernels) = {
-    .name = NAME(KIND(_raw)), .multiply = KIND(multiply_raw), .raw = 1, OTHERS};
+#if LANES == 16
+static const Kernels KIND(vnni_kernels) = {
+    .name = NAME(KIND(_vnni)), .multiply = KIND(multiply_vnni), OTHERS};
+#endif
 #undef OTHERS
 
 #undef NAME
@@ -1044,6 +979,9 @@ static const Kernels KIND(raw_kernels) = {
 #undef SUMS
 #undef DOTS
 #undef POSITIONS
+#undef ROUNDED
+#undef IS_INT4
+#undef IS_INTEGER
 #undef INLINE
 #undef READ
 #undef AT
