@@ -111,7 +111,7 @@ class MadeVocabulary:
         """Return the text of token ids."""
         return self._backend.decode(token_ids)
 
-    def encode_words(self, text: str) -> list[int]:
+    def encode_exactly(self, text: str) -> list[int]:
         """Return the token ids of a text."""
         return self._backend.encode(text).ids
 

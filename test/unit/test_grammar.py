@@ -51,6 +51,36 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni) -> None:
         assert re.fullmatch(pattern, result.text) and len(result.audio)
 
 
+VALUES = [
+    *("a<|im_end|>b", "<think>", "<|endoftext|>", "</tool_call>", "\u00ff<|im_end|>", "<[3]>"),
+    *(
+        "cafe\u0301",
+        "a\u0327\u0301",
+        "\u1112\u1161\u11ab",
+        "\u212b",
+        "\U0001f600\U0002f81a",
+        "\ufeff",
+    ),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=ascii)
+def test_forced_text_is_written_as_its_bytes(omni, value) -> None:
+    """Names of special tokens, text that is not NFC and astral text: keys, enums, references."""
+    keys = {value: {"enum": [value]}, "again": {"$ref": "#/$defs/again"}}
+    schema = {
+        "type": "object",
+        "properties": keys,
+        "required": list(keys),
+        "additionalProperties": False,
+        "$defs": {"again": {"const": value}},
+    }
+    result = omni.generate_text(HELLO, grammar={"json": schema}, thinker_max_new_tokens=200)
+    assert result.text == json.dumps(dict.fromkeys(keys, value), ensure_ascii=False)
+    names = {*omni.prompt_builder.added_tokens}
+    assert names.isdisjoint(omni.prompt_builder._tokenizer.token(i) for i in result.token_ids)
+
+
 def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(omni) -> None:
     grammars: list[Any] = [{"json": SCHEMA}, None, {"regex": "[a-z]{20}"}]
     asked = [{"seed": 5 + n, "grammar": g, **LIMITS} for n, g in enumerate(grammars)]
@@ -132,6 +162,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"json": properties(501)}, "501 properties that are not required, and at most 500"),
     ({"json": {"enum": ["a" * (1 << 18)]}}, "262158 characters, and at most 262144"),
     ({"json": {"const": float("nan"), "description": {1, 2}}}, "can't be written as JSON"),
+    ({"json": {"const": "a\ud800"}}, "character '.ud800' .*surrogates not allowed"),
+    ({"regex": "a\udfff"}, "character '.udfff' .*surrogates not allowed"),
     (strict(additionalProperties=True), "every object in it needs additionalProperties: false"),
     (strict(required=["city"]), "required must name every property, and lacks 'days'"),
     (strict(allOf=[]), "allOf is not supported in strict schemas"),

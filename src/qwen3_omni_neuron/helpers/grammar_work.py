@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.helpers import wire
@@ -49,8 +50,26 @@ def prepare(setup: int) -> Run:
     data = os.pread(setup, os.fstat(setup).st_size, 0)
     vocab_size, end_id = SETUP.unpack_from(data)
     text = data[SETUP.size :].decode()
+    text = _without_names(text)
     tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=end_id)
     return partial(run, tokenizer, vocab_size, end_id)
+
+
+def _without_names(text: str) -> str:
+    """Return a tokenizer that encodes text as its bytes: never normalised, no name a special token.
+
+    The added tokens become tokens of the vocabulary that no merge makes. llguidance reads the byte
+    255, which UTF-8 does not have, in front of a special token's name.
+    """
+    tokenizer = json.loads(text)
+    vocabulary, symbols = tokenizer["model"]["vocab"], ByteLevel(False, use_regex=False)
+    for token in tokenizer["added_tokens"]:
+        name = token["content"]
+        special = token["special"] or (name.startswith("<") and name.endswith(">"))
+        vocabulary.pop(name, None)
+        ((spelled, _),) = symbols.pre_tokenize_str(name)
+        vocabulary["\u00ff" * special + spelled] = token["id"]
+    return json.dumps(tokenizer | {"added_tokens": [], "normalizer": None})
 
 
 def words_of(vocab_size: int) -> int:

@@ -383,6 +383,10 @@ class PromptBuilder:
         """Tokenise text of a reply; names of special tokens are words."""
         return self._tokenizer.encode_words(text, most)
 
+    def encode_exactly(self, text: str) -> list[int]:
+        """Return ids of tokens that spell the bytes of a reply's text."""
+        return self._tokenizer.encode_exactly(text)
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token spells; see `Tokenizer.token_bytes`."""
         return self._tokenizer.token_bytes(token_id)

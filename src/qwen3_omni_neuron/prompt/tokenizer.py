@@ -75,7 +75,9 @@ class Tokenizer:
         self.special_tokens = tuple(token.content for token in added if token.special)
         self._words = Backend(self._backend.model)
         self._words.normalizer = self._backend.normalizer
-        self._words.pre_tokenizer = self._backend.pre_tokenizer
+        self._exact = Backend(self._backend.model)
+        for backend in (self._words, self._exact):
+            backend.pre_tokenizer = self._backend.pre_tokenizer
         self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
@@ -96,6 +98,10 @@ class Tokenizer:
     def encode_words(self, text: str, most: int | None = None) -> list[int]:
         """Return the token ids of a text in which names of special tokens are words."""
         return self._encode(self._words, text, most)
+
+    def encode_exactly(self, text: str) -> list[int]:
+        """Return ids of tokens that spell a text's own bytes: words, and not normalised."""
+        return self._encode(self._exact, text, None)
 
     def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
         if len(text) <= _QUICK:

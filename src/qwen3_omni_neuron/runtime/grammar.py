@@ -232,7 +232,7 @@ class Grammars:
                 (*after, CALL) if free else after,
                 free and choice.several,
                 self._vocabulary.decode,
-                self._vocabulary.encode_words,
+                self._vocabulary.encode_exactly,
             )
 
         owner = options.owner or ""
@@ -281,7 +281,9 @@ def check_bounds(schemas: Mapping[str, Any]) -> None:
             )
         _check_depth(schema, where)
         try:
-            size += len(json.dumps(schema, ensure_ascii=False))
+            text = json.dumps(schema, ensure_ascii=False)
+            text.encode()  # lone surrogates fail
+            size += len(text)
         except (TypeError, ValueError) as error:
             raise OptionError(f"{where} can't be written as JSON: {error}.") from None
         for one, _ in _schemas(schema):
@@ -407,6 +409,10 @@ def _body(given: Mapping[str, Any]) -> Json:
         raise OptionError(
             f"the grammar has {len(text)} characters, and at most {MOST_CHARACTERS} are taken."
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"the grammar can't be encoded: {error}.") from None
     return {"regex" if kind == "regex" else "lark_grammar": text}
 
 

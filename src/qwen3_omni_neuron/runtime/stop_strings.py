@@ -28,8 +28,8 @@ class TextCodec(Protocol):
         """Return the text of tokens, without special tokens."""
         ...
 
-    def encode_words(self, text: str) -> list[int]:
-        """Return token ids; names of special tokens are words."""
+    def encode_exactly(self, text: str) -> list[int]:
+        """Return ids of tokens that spell a text's own bytes; names of special tokens are words."""
         ...
 
 

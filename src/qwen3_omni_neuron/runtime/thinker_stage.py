@@ -80,7 +80,7 @@ class ThinkerTask(PromptTask):
         self.no_end: Mask | None = None
         if options.goes_on:
             self.no_end = all_ids_but(config.thinker.text.vocab_size, self.eos_ids)
-        texts = codec.decode, codec.encode_words
+        texts = codec.decode, codec.encode_exactly
         self.stop = StopStrings(options.stop, *texts) if options.stop else None
         self.calls = CallWatch(*texts, request.thinks) if options.shown_tools else None
         self.grammar: GrammarState | None = None
