@@ -20,7 +20,7 @@ from qwen3_omni_neuron.serving.endpoints.speech import SpeechRequest
 from qwen3_omni_neuron.serving.openai import fields
 from qwen3_omni_neuron.serving.openai.bodies import is_model
 from qwen3_omni_neuron.serving.openai.chat_request import AudioOutput
-from qwen3_omni_neuron.serving.openai.fields import OTHER_VOICES, REALTIME, WITHOUT_EFFECT, seed_of
+from qwen3_omni_neuron.serving.openai.fields import OTHER_VOICES, REALTIME, names_in, seed_of
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -334,7 +334,7 @@ def test_a_chat_with_names_and_fields_of_openai(server, client) -> None:
     assert whole.model == server.settings.model_name
     assert whole.choices[0].message.audio.to_dict()["voice"] == OTHER_VOICES["nova"]
     found = {f for (p, f), n in counted(server).items() if p == path and n > before.get((p, f), 0)}
-    assert found == {name for name in WITHOUT_EFFECT[path] if "." not in name}
+    assert found == names_in(path, "")
     voice = {"voice": {"id": "onyx"}, "format": "pcm16"}
     first = next(iter(client.chat.completions.create(**asked, audio=voice, stream=True)))
     assert first.model == server.settings.model_name

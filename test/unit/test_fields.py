@@ -44,6 +44,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     INPUT_ITEMS,
     ITEM,
     LOGPROBS,
+    NO_EFFECT,
     REALTIME,
     REFUSED,
     REFUSED_IN_RESPONSES,
@@ -53,7 +54,6 @@ from qwen3_omni_neuron.serving.openai.fields import (
     Voices,
     sent_without_effect,
 )
-from qwen3_omni_neuron.serving.openai.fields import WITHOUT_EFFECT as FIELDS
 from qwen3_omni_neuron.serving.openai.openapi import advice_for
 from qwen3_omni_neuron.serving.openai.responses import (
     ItemsQuery,
@@ -85,6 +85,16 @@ ALLOWED: Json = {
     "type": "allowed_tools",
     "allowed_tools": {"mode": "auto", "tools": [TOOL]},
 }
+
+
+FIELDS = {
+    path: [f"{at}.{name}".lstrip(".") for at, names in places.items() for name in names.split()]
+    for path, places in NO_EFFECT.items()
+}
+
+
+def sent(path: str, given: Any, model: str) -> list[str]:
+    return list(sent_without_effect(path, given, model))
 
 
 def said(audio_id: str) -> str:
@@ -134,7 +144,7 @@ def read(body: Json) -> tuple[Any, list[str]]:
     items = [(found.kind, found.content, found.options) for found in media._items]
     shape = (wanted.speaks, wanted.sound_format, wanted.stream, wanted.stream_options)
     shape += (wanted.model,)
-    return (options, messages, items, shape), sent_without_effect(CHAT, wanted, "own")
+    return (options, messages, items, shape), sent(CHAT, wanted, "own")
 
 
 # By path: a body with the field, and one that differs in nothing else. What the second lacks has an
@@ -466,9 +476,7 @@ def read_speech(body: Json) -> Found:
     full = {"input": "Hi.", "voice": "Ethan", "model": "own", **body}
     wanted = parse_json(speech.SpeechRequest, json.dumps(full).encode())
     asked = wanted.model_dump(exclude={"voice", *FIELDS[SPEECH]})
-    return (asked, VOICES.speaker(wanted.voice, "voice")), sent_without_effect(
-        SPEECH, wanted, "own"
-    )
+    return (asked, VOICES.speaker(wanted.voice, "voice")), sent(SPEECH, wanted, "own")
 
 
 def read_transcription(body: Json) -> Found:
@@ -478,7 +486,7 @@ def read_transcription(body: Json) -> Found:
         raise refused_field(error) from error
     wanted.check()
     asked = wanted.model_dump(exclude={*FIELDS[TRANSCRIPTIONS]})
-    return asked, sent_without_effect(TRANSCRIPTIONS, wanted, "own")
+    return asked, sent(TRANSCRIPTIONS, wanted, "own")
 
 
 def read_session(body: Json) -> Found:
@@ -494,7 +502,7 @@ def read_session(body: Json) -> Found:
         *(heard.transcription is not None, detection and detection.turns),
         detection and (detection.create_response, detection.interrupt_response),
     )
-    return asked, sent_without_effect(REALTIME, body, "own")
+    return asked, sent(REALTIME, body, "own")
 
 
 def read_response_create(body: Json) -> Found:
@@ -503,7 +511,7 @@ def read_response_create(body: Json) -> Found:
         *(options_of_session(config), config.instructions, config.output_modalities),
         *(config.conversation, config.metadata, read_items(config.input or [])),
     )
-    return asked, sent_without_effect(REALTIME, body, "own")
+    return asked, sent(REALTIME, body, "own")
 
 
 class HeldBytes:
@@ -528,7 +536,7 @@ def read_socket_item(body: Json) -> Found:
     shown = {n: v for n, v in draft.shown.items() if n != "id" or "id" in body}
     items = [(found.content, found.options) for found in media._items]
     asked = repr((draft.role, draft.given, draft.calls, shown, items))
-    return asked, sent_without_effect(ITEM, event.item, "own")
+    return asked, sent(ITEM, event.item, "own")
 
 
 def read_response(body: Json) -> Found:
@@ -538,7 +546,7 @@ def read_response(body: Json) -> Found:
     items = [i for i in asked.items if i.type != "item_reference"]
     items = items if len(items) > 0 else [*ResponseRequest(input="Hi").items]
     named = [(f"input[{number}]", item) for number, item in enumerate(items)]
-    counted = sent_without_effect(RESPONSES, asked, "own")
+    counted = sent(RESPONSES, asked, "own")
     wanted, names = chat_request_of(asked, named, 1000)
     check_request(wanted)
     media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
@@ -559,7 +567,7 @@ def read_items_query(body: Json) -> Found:
         query = ItemsQuery.model_validate(fields_of_query(pairs))
     except ValidationError as error:
         raise refused_field(error) from error
-    return query.model_dump(exclude={"include"}), sent_without_effect(INPUT_ITEMS, query, "own")
+    return query.model_dump(exclude={"include"}), sent(INPUT_ITEMS, query, "own")
 
 
 def beside(path: str, value: Any, base: Json) -> Json:

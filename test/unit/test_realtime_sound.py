@@ -1,13 +1,10 @@
-"""Formats of the socket's sound, against libsndfile's."""
+"""Formats of the socket's sound, and its resampling."""
 
 import base64
-import io
 
 import numpy as np
 import pytest
-import soundfile
 import soxr
-from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
@@ -18,23 +15,9 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     encoded_sound,
 )
 
-SUBTYPES = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}
 
-
-def by_libsndfile(data: bytes, subtype: str) -> NDArray[np.float32]:
-    form = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": subtype}
-    return soundfile.read(io.BytesIO(data), dtype="float32", **form)[0]
-
-
-@pytest.mark.parametrize("kind", SUBTYPES)
-def test_every_byte_is_the_sample_that_it_is_elsewhere(kind) -> None:
-    codes = bytes(range(256))
-    ours = codec_of(kind, None).decode(codes)
-    assert np.array_equal(ours, by_libsndfile(codes, SUBTYPES[kind]))
-
-
-@pytest.mark.parametrize("kind", SUBTYPES)
-def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind) -> None:
+@pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
+def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind: str) -> None:
     """16-bit samples of all sizes, beyond full scale too; encoders may round to either side."""
     codec = codec_of(kind, None)
     samples = np.linspace(-1.2, 1.2, 200_001).astype(np.float32)
@@ -44,11 +27,7 @@ def test_every_sample_is_the_nearest_byte_or_its_neighbour(kind) -> None:
     at = np.searchsorted(levels, wanted).clip(1, len(levels) - 1)
     step = levels[at] - levels[at - 1]
     assert (np.abs(back - wanted) <= step).all()
-    file = io.BytesIO()
-    soundfile.write(file, samples.clip(-1, 1), 8000, format="RAW", subtype=SUBTYPES[kind])
-    theirs = by_libsndfile(file.getvalue(), SUBTYPES[kind])
-    assert np.abs(back - theirs).max() <= np.abs(step).max() + 1e-6
-    assert np.mean(np.abs(back - wanted)) < 1.1 * np.mean(np.abs(theirs - wanted))
+    assert np.mean(np.abs(back - wanted)) < 0.2 * np.mean(step)
 
 
 @pytest.mark.parametrize("rates", [(24000, 16000), (8000, 16000), (24000, 8000), (16000, 16000)])

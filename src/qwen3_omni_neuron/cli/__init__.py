@@ -112,15 +112,11 @@ def _open_standard_files() -> None:
     Otherwise a socket or a file of the verb gets its number, and whatever is printed. Bytes that
     are not UTF-8, as in names of files, are read and written as Python's command line has them.
     """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the least number that is free, which is this one
-            os.set_inheritable(number, True)
-        if getattr(sys, name) is None:
-            opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115, kept
-            setattr(sys, name, opened)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it gets the least number that is free, its own
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8", closefd=False))
     for file in (sys.stdin, sys.stdout):
         if isinstance(file, TextIOWrapper):
             file.reconfigure(errors="surrogateescape")

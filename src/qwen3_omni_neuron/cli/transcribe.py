@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
@@ -22,9 +21,6 @@ from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
 _CUT_TEXT = (
     "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
 )
-
-if TYPE_CHECKING:
-    from qwen3_omni_neuron.serving.transcription import Failure, Transcript
 
 
 def add_transcribe(parser: argparse.ArgumentParser) -> None:
@@ -54,18 +50,14 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     """Transcribe the files. Returns the exit status: FAILED if any failed, CUT if one is cut."""
     from tqdm import tqdm
 
-    from qwen3_omni_neuron.serving.transcription import Failure, transcribe
+    from qwen3_omni_neuron.serving.transcription import Failure, Transcript, transcribe
 
     many, failed, cut = len(parsed.files) > 1, False, False
     shown = many and sys.stderr.isatty() and not parsed.quiet
     errors = _errors(parsed.files)
     with ExitStack() as stack:
-        outcomes: Iterable[Transcript | Failure]
-        if len(errors) == len(parsed.files):  # no model is needed
-            outcomes = [
-                Failure(file, error) for file, error in zip(parsed.files, errors, strict=True)
-            ]
-        else:
+        outcomes: Iterable[Transcript | Failure] = map(Failure, parsed.files, errors)
+        if len(errors) < len(parsed.files):  # otherwise no model is needed
             model, load = model_or_shipped(parsed), load_arguments(parsed, parsed.max_concurrency)
             from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
 
@@ -92,9 +84,11 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 said = with_flags(remark, parsed.verb, files).removeprefix("audio: ")
                 tqdm.write(f"{PROGRAM}: {outcome.file}: {said}", file=sys.stderr)
             if parsed.json:
-                tqdm.write(_json_line(outcome))
-            elif not isinstance(outcome, Failure):
-                tqdm.write(_text_line(outcome) if many else outcome.text)
+                line = {**asdict(outcome), "file": str(outcome.file)}
+                tqdm.write(json.dumps(line, allow_nan=False))
+            elif isinstance(outcome, Transcript):
+                text = f"{outcome.file}\t{' '.join(outcome.text.split())}"
+                tqdm.write(text if many else outcome.text)
             sys.stdout.flush()
             bar.update()
     if failed:
@@ -115,12 +109,3 @@ def _errors(files: Sequence[Path]) -> list[str]:
         else:
             break
     return errors
-
-
-def _json_line(outcome: "Transcript | Failure") -> str:
-    return json.dumps({**asdict(outcome), "file": str(outcome.file)}, allow_nan=False)
-
-
-def _text_line(transcript: "Transcript") -> str:
-    """Return the file and its text on one line; line breaks in the text become spaces."""
-    return f"{transcript.file}\t{' '.join(transcript.text.split())}"

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -92,7 +93,7 @@ class Server:
             ) from error
         beside = (self._load_model, self._drained, self.service.model.watch)
         at_end = self.service.decoder.close
-        self._uvicorn = _Uvicorn(config, beside, self._on_signal, at_end)
+        self._uvicorn = _Uvicorn(config, beside, self.stop, at_end)
         self.port = 0
         """The port that the server listens on, 0 before it listens."""
 
@@ -112,47 +113,38 @@ class Server:
             raise self._load_error
         return self._status
 
-    def stop(self) -> None:
-        """Act as on a signal: the first, then the second one. May be called in any thread."""
-        self._on_signal()
-
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log the progress."""
         with suppress(OSError):  # a request with media tries again, or is refused
             self.service.decoder.start()
-        done, made = threading.Event(), list[Any]()
+        model, loading = self.service.model, Future[Qwen3Omni]()
+        loading.set_running_or_notify_cancel()  # the thread continues if the server ends
 
         def load() -> None:
             try:
-                made.append(self.service.checked(self._load()))
+                loading.set_result(self.service.checked(self._load()))
             except BaseException as error:
-                made.append(error)
-            done.set()
+                loading.set_exception(error)
+
+        def told() -> dict[str, Any]:
+            seconds = round(time.monotonic() - start_s, 1)
+            return {"model": model.name, "seconds": seconds, "memory_mb": resident_mb()}
 
         start_s = time.monotonic()
         threading.Thread(target=load, name="load", daemon=True).start()
-        told_s = start_s
-        while not done.is_set():
-            await asyncio.sleep(_TICK_S)
-            if time.monotonic() - told_s >= PROGRESS_S:
-                told_s = time.monotonic()
-                seconds = round(told_s - start_s, 1)
-                name = self.service.model.name
-                logs.event("loading", model=name, seconds=seconds, memory_mb=resident_mb())
-        seconds = round(time.monotonic() - start_s, 1)
-        if isinstance(made[0], BaseException):
-            self._load_error = made[0]
-            logs.event("load_failed", logging.ERROR, seconds=seconds, error=str(made[0]))
+        waiting = asyncio.wrap_future(loading)
+        try:
+            while not (await asyncio.wait((waiting,), timeout=PROGRESS_S))[0]:
+                logs.event("loading", **told())
+        finally:
+            waiting.cancel()
+        self._load_error = waiting.exception()
+        if self._load_error is not None:
+            logs.event("load_failed", logging.ERROR, error=str(self._load_error), **told())
             self._uvicorn.should_exit = True
             return
-        self.service.model.loaded(made[0])
-        logs.event(
-            "ready",
-            seconds=seconds,
-            memory_mb=resident_mb(),
-            model=self.service.model.name,
-            url=self._url(),
-        )
+        model.loaded(waiting.result())
+        logs.event("ready", **told(), url=self._url())
 
     async def _drained(self) -> None:
         """Wait for a drain to begin and the requests to end, then end the server.
@@ -170,7 +162,8 @@ class Server:
                 self._uvicorn.should_exit = True
                 return
 
-    def _on_signal(self) -> None:
+    def stop(self) -> None:
+        """Act as on a signal: the first, then the second one. May be called in any thread."""
         if self._drain_until_s is not None:
             logs.event("ends_now", running=self._gate.running)
             self._uvicorn.should_exit = self._uvicorn.force_exit = True

@@ -142,7 +142,7 @@ class Service:
 
     def count_without_effect(self, path: str, given: Any) -> None:
         """Count the fields without effect that a client has sent: see `sent_without_effect`."""
-        for name in sent_without_effect(path, given, self.model.name):
+        for name in dict.fromkeys(sent_without_effect(path, given, self.model.name)):
             self.metrics.without_effect.labels(path, name).inc()
 
     def close(self) -> None:

@@ -23,10 +23,10 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
 )
 from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
-from qwen3_omni_neuron.serving.openai.chat_request import FURTHER_FIELDS, ChatRequest, NamedTool
+from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest, NamedTool
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import CHAT
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.openapi import errors_of, takes_json
 from qwen3_omni_neuron.serving.openai.reply import (
     Call,
     Content,
@@ -43,11 +43,7 @@ _CHUNK = "chat.completion.chunk"
 Json = dict[str, Any]
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra=body_of(ChatRequest, FURTHER_FIELDS),
-    responses=errors_of(with_body=True),
-)
+@router.post(CHAT, **takes_json(ChatRequest))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service, context = parts_of(request)
@@ -209,7 +205,8 @@ class ChatReply(Reply):
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         told = b"null" if logprobs is None else to_json(logprobs)
         end = f',"finish_reason":{reason}}}],"modality":"{modality}"'.encode()
-        if self.wanted.counts_pieces:
+        options = self.wanted.stream_options
+        if options is not None and options.continuous:
             end += b',"usage":' + to_json(running_usage(self._prompt_tokens, self._made))
         return b"".join((self._before_delta, *delta, b',"logprobs":', told, end, b"}\n\n"))
 

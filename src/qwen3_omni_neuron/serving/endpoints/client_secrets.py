@@ -9,7 +9,7 @@ from pydantic import Field
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.endpoints.answer import parts_of
 from qwen3_omni_neuron.serving.openai.bodies import ClientObject, parse_json
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of
+from qwen3_omni_neuron.serving.openai.openapi import takes_json
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, shown, updated
 from qwen3_omni_neuron.serving.realtime.turn_detector import judges
@@ -33,11 +33,7 @@ class ClientSecretRequest(ClientObject):
     session: dict[str, Any] | None = None
 
 
-@router.post(
-    "/v1/realtime/client_secrets",
-    openapi_extra=body_of(ClientSecretRequest, {}),
-    responses=errors_of(with_body=True),
-)
+@router.post("/v1/realtime/client_secrets", **takes_json(ClientSecretRequest))
 async def client_secrets(request: Request) -> Json:
     """Make a secret that opens realtime sessions until it expires, with these settings.
 

@@ -23,17 +23,12 @@ from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     CHAT,
     COMPLETIONS,
-    ENGINE_FIELDS,
     bounded_options,
     check_lengths,
     check_only,
-    no_effect_schemas,
+    further_fields,
 )
-from qwen3_omni_neuron.serving.openai.openapi import (
-    body_of,
-    errors_of,
-    schemas_of_options,
-)
+from qwen3_omni_neuron.serving.openai.openapi import takes_json
 from qwen3_omni_neuron.serving.openai.reply import completion_usage, new_id, running_usage
 from qwen3_omni_neuron.serving.service import Service
 
@@ -41,13 +36,7 @@ router = APIRouter()
 Json = dict[str, Any]
 # Options of the text that a request may have beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
-FURTHER_FIELDS = {
-    **no_effect_schemas(COMPLETIONS),
-    **schemas_of_options(_OWN_OPTIONS),
-    **ENGINE_FIELDS,
-    "logprobs": {"enum": [None]},
-}
-"""Schemas of the fields that a request may have beside those of `CompletionRequest`."""
+_REFUSED = {"logprobs": (None, f"{CHAT}, which has them")}
 RawPrompt = Annotated[
     str | list[Any],
     OneOf("a string or a list of one string, of token ids, or of one list of them"),
@@ -60,17 +49,13 @@ class CompletionRequest(TextRequest):
     prompt: a text, token ids, or a list of one of these.
     """
 
-    further = FURTHER_FIELDS
+    further = further_fields(COMPLETIONS, _OWN_OPTIONS, _REFUSED)
     prompt: RawPrompt
     max_tokens: int | None = Field(16, ge=1)
     stream_options: StreamOptions | None = None
 
 
-@router.post(
-    "/v1/completions",
-    openapi_extra=body_of(CompletionRequest, FURTHER_FIELDS),
-    responses=errors_of(with_body=True),
-)
+@router.post(COMPLETIONS, **takes_json(CompletionRequest))
 async def completions(request: Request) -> Response:
     """Continue a prompt, without a chat template."""
     service, context = parts_of(request)
@@ -84,7 +69,7 @@ def _start(service: Service, context: Context) -> "Completion":
     """Read a request's body, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(CompletionRequest, context.body)
     check_model(service, wanted.model)
-    check_only(wanted.model_extra or {}, {"logprobs": (None, f"{CHAT}, which has them")})
+    check_only(wanted.model_extra or {}, _REFUSED)
     prompt = _prompt_of(wanted)
     service.count_without_effect(COMPLETIONS, wanted)
     if service.settings.log_content:

@@ -119,7 +119,7 @@ class MediaReader:
         given = held["data" if holder == "input_audio" else "url"]
         plain = holder == "input_audio" and not _URL.match(given)
         content = self._decoded(given, place) if plain else self._of_url(given, place)
-        return self._add(kind, content, where, options)
+        return self.add(kind, content, where, options)
 
     def _read_pictures(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a video that is given as pictures: see `read`. Raises ApiError."""
@@ -137,7 +137,7 @@ class MediaReader:
             contents.append(content)
         if size > self._settings.max_media_bytes:
             raise self._too_large(where)
-        return self._add("video", contents, where, options)
+        return self.add("video", contents, where, options)
 
     def _options(
         self, kind: Kind, part: Mapping[str, Any], held: Mapping[str, Any], holder: str, where: str
@@ -168,10 +168,6 @@ class MediaReader:
         of_file = holder != "video"
         return read_fields(kind, given, where, refusal, over_http=True, of_file=of_file)
 
-    def sound_file(self, content: bytes, where: str) -> Json:
-        """Return a sound file as an audio item of the API; see `read`."""
-        return self._add("audio", content, where, {})
-
     def finish_inline(self, hold: Hold) -> bool:
         """Decode the items that need no codec and little time. Returns whether none are left.
 
@@ -197,14 +193,10 @@ class MediaReader:
 
     async def _content(self, found: _Pending, hold: Hold) -> bytes | list[bytes]:
         """Return an item's file, or the files of a video's pictures; fetch those that are URLs."""
-        if isinstance(found.content, bytes):
-            return found.content
-        if isinstance(found.content, str):
-            return await self._fetched(found.content, found.kind, found.where, hold)
+        if not isinstance(found.content, list):
+            return await self._file(found.content, found.kind, found.where, hold)
         files = [
-            await self._fetched(content, "image", f"{found.where}.video[{index}]", hold)
-            if isinstance(content, str)
-            else content
+            await self._file(content, "image", f"{found.where}.video[{index}]", hold)
             for index, content in enumerate(found.content)
         ]
         size = sum(map(len, files))
@@ -213,8 +205,10 @@ class MediaReader:
         hold(size)  # they are copied into one file
         return files
 
-    async def _fetched(self, url: str, kind: Kind, where: str, hold: Hold) -> bytes:
-        content = await self._service.fetcher.fetch(url, where)
+    async def _file(self, given: bytes | str, kind: Kind, where: str, hold: Hold) -> bytes:
+        if isinstance(given, bytes):
+            return given
+        content = await self._service.fetcher.fetch(given, where)
         _check_content(content, kind, where)
         hold(len(content))
         return content
@@ -263,9 +257,10 @@ class MediaReader:
             samples = len(decoded.item["audio"])
             self._tokens += self._omni.prompt_builder.audio_tokens(samples)
 
-    def _add(
+    def add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
     ) -> Json:
+        """Return a file, or the one of a URL, as an item of the API; see `read`."""
         self._count_item()
         if isinstance(content, bytes):
             if len(content) > self._settings.max_media_bytes:

@@ -21,12 +21,12 @@ from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, query_of
+from qwen3_omni_neuron.serving.openai.openapi import errors_of, takes_json, takes_query
 from qwen3_omni_neuron.serving.openai.reply import PUBLIC_ID_BYTES, new_id, response_usage
 from qwen3_omni_neuron.serving.openai.responses import (
     OutputItems,
-    ids_listed,
     listed,
+    newly_listed,
     sent_back,
     with_ids,
 )
@@ -41,11 +41,7 @@ _BEGINNING = ("response.created", "response.in_progress")
 _ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
 
 
-@router.post(
-    "/v1/responses",
-    openapi_extra=body_of(requests.ResponseRequest, requests.FURTHER_RESPONSE_FIELDS),
-    responses=errors_of(with_body=True),
-)
+@router.post(RESPONSES, **takes_json(requests.ResponseRequest))
 async def create_response(request: Request) -> Response:
     """Answer a conversation in text."""
     service, context = parts_of(request)
@@ -58,7 +54,7 @@ async def create_response(request: Request) -> Response:
     return await answer(service, context, read, asked is None or asked.names_earlier)
 
 
-@router.get(RESPONSE, openapi_extra=query_of(requests.ResponseQuery), responses=errors_of(404, 400))
+@router.get(RESPONSE, **takes_query(requests.ResponseQuery))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response that is kept."""
     service, context = parts_of(request)
@@ -70,7 +66,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     return Response(kept.body, media_type="application/json")
 
 
-@router.get(INPUT_ITEMS, openapi_extra=query_of(requests.ItemsQuery), responses=errors_of(404, 400))
+@router.get(INPUT_ITEMS, **takes_query(requests.ItemsQuery))
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return the items that a response has answered: its conversation's, and its own input."""
     service, context = parts_of(request)
@@ -82,11 +78,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     return Response(body, media_type="application/json")
 
 
-@router.post(
-    "/v1/responses/input_tokens",
-    openapi_extra=body_of(requests.ResponseRequest, requests.FURTHER_RESPONSE_FIELDS),
-    responses=errors_of(with_body=True),
-)
+@router.post(f"{RESPONSES}/input_tokens", **takes_json(requests.ResponseRequest))
 async def count_input_tokens(request: Request) -> Json:
     """Return the number of tokens of a response's prompt, with those of its media."""
     service, context = parts_of(request)
@@ -146,8 +138,8 @@ def _read(
         turns = service.responses.conversation(context.owner, asked.previous_response_id) or []
         if not turns:
             raise _not_kept(400, asked.previous_response_id, "previous_response_id")
-    kept_items = [item for t in turns for item in (*t.input.items(), *t.output.items())]
-    earlier = _parsed([content for _, content in kept_items], service, context)
+    kept_items = [item for t in turns for item in (*t.input.values(), *t.output.values())]
+    earlier = _parsed(kept_items, service, context)
     own = _own_items(asked, service, context)
     items = [(f"previous_response_id: item {i}", item) for i, item in enumerate(earlier)]
     places = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
@@ -161,8 +153,8 @@ def _read(
         ]
         given = with_ids(_ITEMS.dump_python(said, exclude_none=True))
         context.account.hold(sum(map(len, given.values())))
-        listed_before = sum(len(turn.listed) + len(turn.output) for turn in turns)
-        new = dict(islice(ids_listed([*kept_items, *given.items()]).items(), listed_before, None))
+        listed_before = {n: c for t in turns for n, c in (*t.listed.items(), *t.output.items())}
+        new = newly_listed(listed_before, given)
         kept = KeptResponse(b"", asked.previous_response_id, given, {}, new)
     asked.input = []  # frees the media: the chat request has them
     reply = partial(ResponseReply, asked, response_id, kept)

@@ -27,23 +27,13 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
 from qwen3_omni_neuron.serving.endpoints.sound import Tempo
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.fields import (
-    SPEECH,
-    Seed,
-    VoiceName,
-    bounded_options,
-    seed_of,
-)
-from qwen3_omni_neuron.serving.openai.openapi import body_of, errors_of, schemas_of_options
+from qwen3_omni_neuron.serving.openai.fields import SPEECH, Seed, VoiceName, bounded_options
+from qwen3_omni_neuron.serving.openai.openapi import schemas_of_options, takes_json
 from qwen3_omni_neuron.serving.openai.reply import speech_usage
 from qwen3_omni_neuron.serving.service import Service
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
-FURTHER_FIELDS = schemas_of_options(
-    {*get_type_hints(SpeechArguments)} - {"speaker", "seed", "owner"}
-)
-"""Schemas of the fields that a request may have beside those of `SpeechRequest`."""
 
 router = APIRouter()
 
@@ -51,7 +41,7 @@ router = APIRouter()
 class SpeechRequest(bodies.ClientObject):
     """Body of POST /v1/audio/speech. Further fields are options of `options.SpeechArguments`."""
 
-    further = FURTHER_FIELDS
+    further = schemas_of_options({*get_type_hints(SpeechArguments)} - {"speaker", "seed", "owner"})
     model: str | None = None
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName
@@ -85,12 +75,7 @@ class SpeechRequest(bodies.ClientObject):
         )
 
 
-@router.post(
-    "/v1/audio/speech",
-    response_class=Response,
-    openapi_extra=body_of(SpeechRequest, FURTHER_FIELDS),
-    responses=errors_of(with_body=True),
-)
+@router.post(SPEECH, response_class=Response, **takes_json(SpeechRequest))
 async def speech(request: Request) -> Response:
     """Speak a text."""
     service, context = parts_of(request)
@@ -125,8 +110,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input
-    options = bounded_options(wanted.model_extra or {}, service.settings, context.owner)
-    options |= {"speaker": speaker, "seed": seed_of(wanted.seed)}
+    given = {**(wanted.model_extra or {}), "speaker": speaker, "seed": wanted.seed}
+    options = bounded_options(given, service.settings, context.owner)
     context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)
     return SpokenText(wanted, start, speaker, service, context)

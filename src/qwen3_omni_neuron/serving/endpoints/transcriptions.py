@@ -36,7 +36,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     check_lengths,
     engine_options,
 )
-from qwen3_omni_neuron.serving.openai.openapi import errors_of, form_of
+from qwen3_omni_neuron.serving.openai.openapi import takes_form
 from qwen3_omni_neuron.serving.openai.reply import (
     duration_usage,
     logprob_entries,
@@ -128,11 +128,7 @@ class TranscriptionRequest(ClientObject):
             raise wrong_value(message, "timestamp_granularities")
 
 
-@router.post(
-    TRANSCRIPTIONS,
-    openapi_extra=form_of(TranscriptionRequest, "file"),
-    responses=errors_of(with_body=True),
-)
+@router.post(TRANSCRIPTIONS, **takes_form(TranscriptionRequest, "file"))
 async def transcriptions(request: Request) -> Response:
     """Transcribe a sound file."""
     service, context = parts_of(request)
@@ -185,7 +181,7 @@ def _read(
     service.count_without_effect(TRANSCRIPTIONS, wanted)
     media = MediaReader(service, context.omni, context.owner, param="file", in_windows=True)
     context.warnings = media.warnings
-    item = media.sound_file(content, "file")
+    item = media.add("audio", content, "file", {})
     media.finish_inline(context.account.hold)
     return wanted, options, media, item
 

@@ -19,21 +19,16 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     CHAT,
-    ENGINE_FIELDS,
     Seed,
     VoiceName,
     Voices,
     bounded_options,
     check_lengths,
     engine_options,
+    further_fields,
     names_in,
-    no_effect_schemas,
-    seed_of,
 )
-from qwen3_omni_neuron.serving.openai.openapi import (
-    schemas_of_options,
-    with_item_fields,
-)
+from qwen3_omni_neuron.serving.openai.openapi import with_item_fields
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # Fields that a client may send beside OpenAI's: the options of a request, except those that have an
@@ -49,12 +44,6 @@ ReadMedia = Callable[[Mapping[str, Any], str], Json]
 Transcript = Callable[[str], str | None]
 """Function that returns the text of an earlier spoken reply by its id."""
 
-FURTHER_FIELDS: Mapping[str, Any] = {
-    **schemas_of_options(CHAT_OPTIONS),
-    **no_effect_schemas(CHAT),
-    **ENGINE_FIELDS,
-}
-"""Schemas of the fields that a request may have beside those of `ChatRequest`."""
 _OF_OMNI = "of vllm-omni's clients"
 _PARTS = names_in(CHAT, "messages[].content[]")
 _MESSAGES = names_in(CHAT, "messages[]")
@@ -302,7 +291,7 @@ class TextRequest(ClientObject):
 class ChatRequest(TextRequest):
     """Body of POST /v1/chat/completions."""
 
-    further = FURTHER_FIELDS
+    further = further_fields(CHAT, CHAT_OPTIONS, {})
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     modalities: list[Literal["text", "audio"]] | None = Field(None, min_length=1)
     audio: AudioOutput | None = None
@@ -317,11 +306,6 @@ class ChatRequest(TextRequest):
     response_format: Annotated[PlainFormat | JsonSchemaFormat, OneOf()] | None = None
     sampling_params_list: list[Json] | None = Field(None, description=_OF_OMNI)
     mm_processor_kwargs: Json | None = Field(None, description=_OF_OMNI)
-
-    @property
-    def counts_pieces(self) -> bool:
-        """True where each piece of a streamed answer has the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous
 
     @property
     def speaks(self) -> bool:
@@ -405,7 +389,7 @@ def text_options(
     extra = wanted.model_extra or {}
     options = {**engine_options(extra, thinks), **given}
     if wanted.seed is not None:
-        options["seed"] = seed_of(wanted.seed)
+        options["seed"] = wanted.seed
     if wanted.temperature is not None:
         options["thinker_do_sample"] = wanted.temperature > 0
         if wanted.temperature > 0:

@@ -4,7 +4,7 @@ One table for all endpoints: each is honoured as an option, or has no effect, or
 the value that changes nothing. null is such a value everywhere. docs/serving.md has it, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from qwen3_omni_neuron.errors import OptionError, did_you_mean, format_value
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, Option, RequestOptions
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
-from qwen3_omni_neuron.serving.openai.openapi import schema_of_option
+from qwen3_omni_neuron.serving.openai.openapi import schema_of_option, schemas_of_options
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -119,11 +119,6 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
 
 [] stands after a list, and * for further fields of an object that clients send back as they got it.
 """
-WITHOUT_EFFECT: Mapping[str, Sequence[str]] = {
-    path: [f"{at}.{name}".lstrip(".") for at, names in places.items() for name in names.split()]
-    for path, places in NO_EFFECT.items()
-}
-"""Names of the fields without effect, with the objects that they are in: for documents."""
 # Values that ask for nothing, beside null, what is empty, and the server's own model.
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("metadata", "store", "return_stage_metrics", "include_obfuscation"), False),
@@ -141,19 +136,15 @@ def names_in(path: str, where: str) -> frozenset[str]:
     return frozenset(NO_EFFECT[path].get(where, "").split())
 
 
-def sent_without_effect(path: str, given: Any, model: str) -> list[str]:
-    """Return the names of the fields without effect that a client has sent.
+def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> Iterator[str]:
+    """Yield the names of the fields without effect that a client has sent, as often as it has.
 
     given: the fields of its request or session, as a mapping or a pydantic model. model: name of
-    the server's model, which asks for nothing.
+    the server's model, which asks for nothing. where: name of the object, or list, that is given.
     """
-    return list(dict.fromkeys(_sent(path, "", given, model)))
-
-
-def _sent(path: str, where: str, given: Any, model: str) -> Iterator[str]:
     if isinstance(given, list):
         for item in given:
-            yield from _sent(path, f"{where}[]", item, model)
+            yield from sent_without_effect(path, item, model, f"{where}[]")
     if not isinstance(given, Mapping | BaseModel):
         return
     extra = (given.model_extra or {}) if isinstance(given, BaseModel) else {}
@@ -162,7 +153,7 @@ def _sent(path: str, where: str, given: Any, model: str) -> Iterator[str]:
     for field, value in fields.items():
         name = f"{where}.{field}" if where else field
         if name in inner:
-            yield from _sent(path, name, value, model)
+            yield from sent_without_effect(path, value, model, name)
         elif field in names or ("*" in names and field in extra):
             nothing = _NOTHING.get(f"{path} {field}", _NOTHING.get(field))
             nothing = model if field == "model" else nothing
@@ -183,23 +174,42 @@ def _objects(path: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def no_effect_schemas(path: str) -> dict[str, Any]:
-    """Return the schemas of the fields without effect of a body, by name."""
-    return {name: {"description": "has no effect"} for name in sorted(names_in(path, ""))}
-
-
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
 """OpenAI's seed; `seed_of` makes it one of this API."""
 _OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
 _TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
+
+
+def _only(refused: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    values = {name: value for name, (value, _) in refused.items()}
+    return {n: {"enum": [None] if v is None else [v, None]} for n, v in values.items()}
+
+
 ENGINE_FIELDS: Mapping[str, Any] = {
     **{name: schema_of_option(_OPTION[option]) for name, option in HONOURED_AS.items()},
-    **{name: {"enum": [value, None]} for name, (value, _) in REFUSED.items()},
+    **_only(REFUSED),
     _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
     _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
 }
 """Schemas of the fields of engines, by name."""
+
+
+def further_fields(
+    path: str, options: Collection[str], refused: Mapping[str, tuple[Any, str]]
+) -> dict[str, Any]:
+    """Return the schemas of the fields that a body of text may have beside its own, by name.
+
+    path: the endpoint's. options: names of options of a request. refused: see `check_only`.
+    """
+    return {
+        **schemas_of_options(options),
+        **{name: {"description": "has no effect"} for name in sorted(names_in(path, ""))},
+        **ENGINE_FIELDS,
+        **_only(refused),
+    }
+
+
 OTHER_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("alloy", "coral", "marin", "nova", "sage", "shimmer"), "Chelsie"),
     **dict.fromkeys(("ash", "cedar", "onyx"), "Ethan"),

@@ -40,33 +40,37 @@ class ErrorAnswer(BaseModel):
     error: Problem
 
 
-def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a JSON body. more: schemas of fields outside the model."""
+def takes_json(model: Any) -> dict[str, Any]:
+    """Return what a route says of its JSON body and its errors. model: the body's class."""
     schema = _schema(model)
     schema.pop("$defs", None)
-    schema["properties"] = {**more, **schema["properties"]}
+    schema["properties"] = {**dict(model.further), **schema["properties"]}
     schema["additionalProperties"] = False
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return _takes("application/json", schema)
 
 
-def query_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the description of a query."""
+def takes_query(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what a route says of its query and its errors."""
     fields = _schema(model)["properties"].items()
-    return {
-        "parameters": [{"name": name, "in": "query", "schema": field} for name, field in fields]
-    }
+    parameters = [{"name": name, "in": "query", "schema": field} for name, field in fields]
+    return {"openapi_extra": {"parameters": parameters}, "responses": errors_of(400, 404)}
 
 
-def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """Return the description of a multipart body. file: name of its file field."""
+def takes_form(model: type[BaseModel], file: str) -> dict[str, Any]:
+    """Return what a route says of its multipart body and its errors. file: its file's name."""
     schema = _schema(model)
     fields = schema.pop("properties")
     # Lists are sent under a name with brackets, as OpenAI's clients do.
     named = {n + "[]" if f.get("type") == "array" else n: f for n, f in fields.items()}
     schema["properties"] = {file: {"type": "string", "format": "binary"}, **named}
     schema["required"] = [file, *schema.get("required", ())]
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
+    return _takes("multipart/form-data", schema)
+
+
+def _takes(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    body = {"required": True, "content": {media_type: {"schema": schema}}}
+    errors = errors_of(400, 404, 408, 413, 504)
+    return {"openapi_extra": {"requestBody": body}, "responses": errors}
 
 
 def schema_of_option(option: Option) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:
 
 
 def schemas_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schemas that `body_of` refers to, by name."""
+    """Return the schemas that `takes_json` refers to, by name."""
     found = _schema(model).get("$defs", {})
     return {f"{model.__name__}_{name}": schema for name, schema in found.items()}
 
@@ -108,10 +112,9 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(ref_template=reference)
 
 
-def errors_of(*more: int, with_body: bool = False) -> dict[int | str, dict[str, Any]]:
+def errors_of(*more: int) -> dict[int | str, dict[str, Any]]:
     """Return the errors that an endpoint may answer with. more: statuses beside the usual ones."""
-    statuses = (401, 403, 429, 500, 503, *((400, 404, 408, 413, 504) if with_body else ()), *more)
-    return {status: {"model": ErrorAnswer} for status in sorted(statuses)}
+    return {status: {"model": ErrorAnswer} for status in sorted((401, 403, 429, 500, 503, *more))}
 
 
 _CHAT = "/v1/chat/completions"

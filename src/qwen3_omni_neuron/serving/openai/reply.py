@@ -156,10 +156,8 @@ def _cut_call(body: str) -> list[Call]:
 
 def _begun(text: str, marker: str) -> int:
     """Return how many characters at the end of a text may be the marker's beginning."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
-    return 0
+    lengths = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if marker.startswith(text[-length:])), 0)
 
 
 def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:

@@ -1,7 +1,5 @@
 """Responses: a body, the chat request that it becomes, and its output items and events."""
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,18 +18,14 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
-    ENGINE_FIELDS,
     LOGPROBS,
     REFUSED_IN_RESPONSES,
     RESPONSES,
     check_only,
+    further_fields,
     names_in,
-    no_effect_schemas,
 )
-from qwen3_omni_neuron.serving.openai.openapi import (
-    schemas_of_options,
-    with_item_fields,
-)
+from qwen3_omni_neuron.serving.openai.openapi import with_item_fields
 from qwen3_omni_neuron.serving.openai.reply import (
     PUBLIC_ID_BYTES,
     Call,
@@ -42,13 +36,6 @@ from qwen3_omni_neuron.serving.openai.reply import (
 )
 
 Json = dict[str, Any]
-FURTHER_RESPONSE_FIELDS: Mapping[str, Any] = {
-    **schemas_of_options(chat.CHAT_OPTIONS),
-    **ENGINE_FIELDS,
-    **no_effect_schemas(RESPONSES),
-    **{name: {"enum": [value, None]} for name, (value, _) in REFUSED_IN_RESPONSES.items()},
-}
-"""Schemas of the fields that a request may have beside those of `ResponseRequest`."""
 _ITEMS = names_in(RESPONSES, "input[]")
 NO_TOOLS = (
     "there are no built-in tools. Describe a function (type: function), and run it where its call "
@@ -254,7 +241,7 @@ Metadata = Annotated[dict[_Key, _Value], Field(max_length=16)]
 class ResponseRequest(chat.TextRequest):
     """Body of POST /v1/responses."""
 
-    further = FURTHER_RESPONSE_FIELDS
+    further = further_fields(RESPONSES, chat.CHAT_OPTIONS, REFUSED_IN_RESPONSES)
     input: Annotated[str | InputItems, OneOf("a string or a list of items")] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -475,28 +462,22 @@ def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
     return made
 
 
-def ids_listed(items: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Return a conversation's items as a list of them has them, each by an id of its own.
+def newly_listed(earlier: Mapping[str, bytes], items: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return those of a turn's items that a list of its conversation has not yet, by ids there.
 
-    An item that is sent again is left out. Another one of the same id gets a new id, which is the
-    same in every list of the conversation. Only items that share an id are parsed.
+    An item that is sent again is left out; another one of the same id gets a new id.
     """
-    if len(alone := dict(items)) == len(items):
-        return alone
-    shared = {name for name, count in Counter(name for name, _ in items).items() if count > 1}
-    made, said = dict[str, bytes](), set[tuple[str, bytes]]()
-    for own, content in items:
+    made = dict[str, bytes]()
+    for own, content in items.items():
         name, number = own, 1
-        if own in shared:
+        while (before := made.get(name, earlier.get(name))) is not None:
             pause()
-            key = own, _digest(listed(own, content))
-            if key in said:
-                continue
-            said.add(key)
-        while name in made:
+            if _said(before) == _said(content):
+                break
             number += 1
             name = f"{own}_{number}"
-        made[name] = content
+        else:
+            made[name] = content
     return made
 
 
@@ -510,15 +491,16 @@ def listed(name: str, content: bytes) -> Json:
     return made
 
 
-def _digest(item: Json) -> bytes:
-    """Return a digest of what an item says, without what clients leave out or add."""
+def _said(content: bytes) -> Json:
+    """Return what an item says, without what clients leave out or add."""
+    item = listed("", content)
     said = {name: item.get(name) for name in _SAID}
     if isinstance(said["content"], list):
         said["content"] = [
             {name: value for name, value in part.items() if name not in ("annotations", "logprobs")}
             for part in said["content"]
         ]
-    return hashlib.blake2b(to_json(said)).digest()
+    return said
 
 
 def _text_part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:

@@ -7,12 +7,8 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 _FOLDER = Path(__file__).parent
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_TYPES |= {".svg": "image/svg+xml"}
-_NAMES = (
-    *("style.css", "icon.svg", "main.js", "server.js", "conversation.js", "replies.js"),
-    *("panel.js", "devices.js", "sound.js", "capture.worklet.js", "playback.worklet.js"),
-)
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_NAMES = sorted(file.name for file in _FOLDER.iterdir() if file.suffix in _TYPES)
 FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
 """All files of the page by their URL paths."""
 # The page loads everything from its own server, and no other page may embed it in a frame.
@@ -39,7 +35,7 @@ def page_router() -> APIRouter:
 
 
 def _answer(file: Path) -> Callable[[], Awaitable[Response]]:
-    content, kind = file.read_bytes(), _TYPES[file.suffix]
+    content, kind = file.read_bytes(), _TYPES.get(file.suffix, "text/html")
 
     async def answer() -> Response:
         return Response(content, media_type=kind, headers=_HEADERS)

@@ -3,10 +3,13 @@
 import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pybase64
+import soundfile
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events.encoding import pcm16, samples_of_pcm16
@@ -16,7 +19,8 @@ TURN_RATE = 16000  # sample rate of the sound in turns
 MOST_SOUND_BYTES = 15 << 20  # limit of one event
 Samples = NDArray[np.float32]
 _EMPTY = np.zeros(0, np.float32)
-_MU_BIAS, _MU_CLIP = 33, 8158  # for 14-bit samples
+_LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # ITU-T G.711, by their names in libsndfile
+_RAW: Any = {"samplerate": 8000, "channels": 1, "format": "RAW"}
 
 
 @dataclass(frozen=True)
@@ -31,29 +35,25 @@ class Codec:
 
 def codec_of(kind: str, rate: int | None) -> Codec:
     """Return the codec of a format such as "audio/pcm". rate: PCM's rate in Hz, default 24000."""
-    if kind == "audio/pcmu":
-        return Codec(8000, 1, lambda data: _MU_TABLE[np.frombuffer(data, np.uint8)], encode_mu_law)
-    if kind == "audio/pcma":
-        return Codec(8000, 1, lambda data: _A_TABLE[np.frombuffer(data, np.uint8)], encode_a_law)
+    if law := _LAWS.get(kind):
+        return Codec(8000, 1, partial(_decode, law), partial(_encode, law))
     return Codec(rate or 24000, 2, samples_of_pcm16, pcm16)
 
 
-def encode_mu_law(samples: Samples) -> bytes:
-    """Encode as ITU-T G.711 mu-law, a byte a sample."""
-    values = np.rint(samples.clip(-1, 1) * 8191).astype(np.int32)
-    size = np.minimum(np.abs(values), _MU_CLIP) + _MU_BIAS
-    segment = np.floor(np.log2(size)).astype(np.int32) - 5
-    code = (segment << 4) | ((size >> (segment + 1)) & 15)
-    return (~(code | np.where(values < 0, 128, 0)) & 255).astype(np.uint8).tobytes()
+def _decode(law: str, data: bytes) -> Samples:
+    return soundfile.read(BytesIO(data), dtype="float32", subtype=law, **_RAW)[0]
 
 
-def encode_a_law(samples: Samples) -> bytes:
-    """Encode as ITU-T G.711 A-law, a byte a sample."""
-    values = np.rint(samples.clip(-1, 1) * 4095).astype(np.int32)
-    size = np.where(values < 0, -values - 1, values)
-    segment = np.maximum(np.floor(np.log2(np.maximum(size, 1))).astype(np.int32) - 4, 0)
-    code = (segment << 4) | ((size >> np.maximum(segment, 1)) & 15)
-    return ((code | np.where(values < 0, 0, 128)) ^ 0x55).astype(np.uint8).tobytes()
+def _encode(law: str, samples: Samples) -> bytes:
+    # Rounded to the 14 or 13 bits of a law; libsndfile drops the lower ones of 16, towards 0.
+    unit = 4 if law == "ULAW" else 8
+    values = np.rint(samples.clip(-1, 1) * (32768 // unit - 1)).astype(np.int16) * unit
+    if law == "ALAW":
+        values += np.where(values < 0, 7, 0).astype(np.int16)  # -1 has no size, as 0
+    file = BytesIO()
+    with soundfile.SoundFile(file, "w", subtype=law, **_RAW) as coded:
+        coded.write(values)
+    return file.getvalue()
 
 
 class Resampler:
@@ -82,23 +82,6 @@ class Resampler:
     def finish(self) -> Samples:
         """Return the remaining samples, and begin a new stream."""
         return self.push(_EMPTY, last=True)
-
-
-def _mu_table() -> Samples:
-    code = ~np.arange(256) & 255
-    segment, step = (code >> 4) & 7, code & 15
-    size = (((step << 1) + _MU_BIAS) << segment) - _MU_BIAS
-    return (np.where(code & 128, -size, size) / 8192).astype(np.float32)
-
-
-def _a_table() -> Samples:
-    code = np.arange(256) ^ 0x55
-    segment, step = (code >> 4) & 7, code & 15
-    size = np.where(segment, ((step << 1) + 33) << np.maximum(segment - 1, 0), (step << 1) + 1)
-    return (np.where(code & 128, size, -size) / 4096).astype(np.float32)
-
-
-_MU_TABLE, _A_TABLE = _mu_table(), _a_table()
 
 
 def decoded_sound(text: str, codec: Codec, where: str) -> Samples:

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function, declared
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import VoiceName, Voices, seed_of
-from qwen3_omni_neuron.serving.openai.responses import Metadata
+from qwen3_omni_neuron.serving.openai.responses import FlatNamedTool, Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import INSTALL, TurnSettings, can_detect
 
@@ -150,13 +150,6 @@ class FunctionTool(ClientObject):
     strict: bool | None = None
 
 
-class NamedFunction(ClientObject):
-    """The function that a reply must call."""
-
-    type: Literal["function"]
-    name: str
-
-
 class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
@@ -168,7 +161,7 @@ class _CommonConfig(BaseModel):
     tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: (
         Annotated[
-            Literal["auto", "none", "required"] | NamedFunction,
+            Literal["auto", "none", "required"] | FlatNamedTool,
             OneOf("auto, none, required or a function by its name"),
         ]
         | None
@@ -351,7 +344,7 @@ def options_of(*configs: SessionConfig | ResponseConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[FunctionTool] = []
-    choice: str | NamedFunction = "auto"
+    choice: str | FlatNamedTool = "auto"
     for config in configs:
         if config.max_output_tokens == "inf":
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
@@ -367,7 +360,7 @@ def options_of(*configs: SessionConfig | ResponseConfig) -> dict[str, Any]:
         if config.audio.output.voice is not None:
             options["speaker"] = config.audio.output.voice
     functions = [] if choice == "none" else [declared(tool, Function) for tool in tools]
-    if isinstance(choice, NamedFunction):
+    if isinstance(choice, FlatNamedTool):
         options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
         options["tool_choice"] = choice
