@@ -46,7 +46,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[Any]:
-    service = Service.of(ServerSettings(api_keys=("key",)))
+    service = Service(ServerSettings(api_keys=("key",)))
     try:
         yield make_app(service)
     finally:

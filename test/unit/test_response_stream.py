@@ -16,10 +16,9 @@ from qwen3_omni_neuron.errors import MessageError
 from qwen3_omni_neuron.prompt.turns import Reply
 from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.fields import Voices
-from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.events import Connection
 from qwen3_omni_neuron.serving.realtime.items import ITEM_BYTES, ConversationItems
-from qwen3_omni_neuron.serving.realtime.response_stream import Response, ResponseSettings
+from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.responses import Responses
 from qwen3_omni_neuron.serving.realtime.session_config import first_config, response_config
 from qwen3_omni_neuron.serving.service import Turnstile
@@ -55,17 +54,23 @@ class History:
         self.held -= size
 
 
-PCM = codec_of("audio/pcm", None)
-WRITTEN = ResponseSettings(False, True, PCM, 1.0, False, {})
+VOICES = Voices(())
 
 
 class Replying:
     """A reply of these texts, from its beginning on. sent: kinds of its events."""
 
     def __init__(
-        self, *texts: str, history: History | None = None, settings: ResponseSettings = WRITTEN
+        self,
+        *texts: str,
+        history: History | None = None,
+        spoken: bool = False,
+        speed: float = 1.0,
+        **overrides: Any,
     ):
-        self.texts, self.settings, self.sent = texts, settings, list[str]()
+        self.texts, self.spoken, self.sent = texts, spoken, list[str]()
+        self.config, self.overrides = first_config("m", VOICES), response_config(overrides, VOICES)
+        self.config.audio.output.speed = speed
         self.history = history or History()
         self.seen: Callable[[str], Awaitable[None]] | None = None
 
@@ -80,12 +85,13 @@ class Replying:
         history: Any = self.history
         omni: Any = None
         self.items = ConversationItems(connection, omni, history, history)
-        stream: Any = ScriptedStream(self.texts, self.settings.spoken, None)
+        stream: Any = ScriptedStream(self.texts, self.spoken, None)
         stream.reply = Reply(False, 15.0)
         history.turns.append(stream.reply)
         self.reply: Reply = stream.reply
         before = self.items.begin_reply(stream.reply, 1.0)
-        self.response = Response(self.settings, connection, self.items, lambda: None)
+        shared = connection, self.items, lambda: None
+        self.response = Response(self.config, self.overrides, self.spoken, self.spoken, *shared)
         self.response.begin(stream, before)
         return self
 
@@ -146,12 +152,15 @@ async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts) -> None:
 
 async def test_playback_is_of_the_sound_that_was_sent() -> None:
     """At the client's speed, and without the speech of a call, which is left out."""
-    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    settings = ResponseSettings(True, False, PCM, 2.0, True, {})
-    async with Replying(ONE, call, settings=settings) as made:
-        await made.ends()
-        assert "response.function_call_arguments.done" in made.sent
-        assert made.response.playback.sent_s == 0.04  # half of one chunk
+
+    async def run() -> None:
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        async with Replying(ONE, call, spoken=True, speed=2.0, conversation="none") as made:
+            await made.ends()
+            assert "response.function_call_arguments.done" in made.sent
+            assert made.response.playback.sent_s == 0.04  # half of one chunk
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
@@ -168,26 +177,30 @@ async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made) -> N
             go.wait()
             return stream
 
-    info = SimpleNamespace(info=SimpleNamespace(thinks=False))
-    service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
-    service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
-    service.rates = SimpleNamespace(count=lambda _: None)
-    service.requests = SimpleNamespace(place=lambda _: nullcontext())
-    service.readers = SimpleNamespace(turn=lambda _: nullcontext())
-    history: Any = Answering()
-    asked: Any = SimpleNamespace(role="user", id="item_1")
-    history.turns.append(asked)
-    nothing: Any = None
-    voices = Voices(())
-    with ThreadPoolExecutor(1) as pool:
-        context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
-        connection = Connection(nothing, pool, service, context, False)
-        items = ConversationItems(connection, nothing, history, history)
-        responses = Responses(connection, items, nothing, voices)
-        configs = first_config("m", voices), response_config(None, voices)
-        starting = asyncio.create_task(responses.start(*configs))
-        await asyncio.to_thread(began.wait)
-        if made:
+    async def run() -> None:
+        info = SimpleNamespace(info=SimpleNamespace(thinks=False))
+        service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
+        service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
+        service.rates = SimpleNamespace(count=lambda _: None)
+        service.requests = SimpleNamespace(place=lambda _: nullcontext())
+        service.readers = SimpleNamespace(turn=lambda _: nullcontext())
+        history: Any = Answering()
+        asked: Any = SimpleNamespace(role="user", id="item_1")
+        history.turns.append(asked)
+        nothing: Any = None
+        with ThreadPoolExecutor(1) as pool:
+            context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
+            connection = Connection(nothing, pool, service, context, False)
+            items = ConversationItems(connection, nothing, history, history)
+            responses = Responses(connection, items, nothing, VOICES)
+            configs = first_config("m", VOICES), response_config(None, VOICES)
+            starting = asyncio.create_task(responses.start(*configs))
+            await asyncio.to_thread(began.wait)
+            if made:
+                go.set()
+                pool.submit(int).result()  # the event loop has not heard of it yet
+            starting.cancel()
+            await asyncio.wait((starting,))
             go.set()
             pool.submit(int).result()  # the event loop has not heard of it yet
         starting.cancel()

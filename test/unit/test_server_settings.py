@@ -22,7 +22,6 @@ def test_wrong_settings_are_refused() -> None:
         ({"decoder_bytes": 1}, "decoder_bytes must be an integer of 67108864 or more"),
         ({"allowed_hosts": ("http://a",)}, r"names alone, .* got \('http://a',\)"),
         ({"voice_aliases": ("marin",)}, r"NAME=VOICE, .* got \('marin',\)"),
-        ({"api_keys": ("",)}, "an API key is empty."),
         ({"port": 65536}, "port must be an integer from 0 to 65535"),
         ({"max_media": "3"}, "max_media must be an integer of 0 or more, got '3'."),
         ({"max_media": True}, "max_media must be an integer of 0 or more, got True."),

@@ -385,7 +385,7 @@ def test_a_request_is_freed_as_it_ends() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def ask() -> None:
-        gate, connection = Gate(app, Service.of(ServerSettings())), Connection()
+        gate, connection = Gate(app, Service(ServerSettings())), Connection()
         ended = weakref.ref(connection)
         await gate(connection.scope, connection.receive, connection.send)
         await asyncio.sleep(0)  # the task that waited for the client to leave ends

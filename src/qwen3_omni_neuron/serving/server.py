@@ -62,7 +62,7 @@ class Server:
         Raises OptionError if the certificate, the session folder or its keys can't be used.
         """
         self.settings, self._load = settings, load
-        self.service = Service.of(settings, fetcher)
+        self.service = Service(settings, fetcher)
         self.service.model.on_failure = self._on_failure
         self._gate = make_app(self.service)
         self._status = ExitStatus.OK

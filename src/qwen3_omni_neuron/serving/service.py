@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -60,7 +59,6 @@ class Turnstile:
         self._taken = False
 
 
-@dataclass(frozen=True)
 class Service:
     """Model, settings, metrics, limits, and the replies that later turns may refer to.
 
@@ -68,46 +66,26 @@ class Service:
     requests: quota of requests that run or wait. sessions: quota of realtime sessions.
     """
 
-    settings: ServerSettings
-    model: ServedModel
-    metrics: Metrics
-    replies: SpokenReplies
-    responses: KeptResponses
-    keys: Keys
-    fetcher: Fetcher
-    decoder: DecodingPool
-    rates: RequestRates
-    turnstile: Turnstile
-    readers: Readers
-    held: Quota
-    requests: Quota
-    sessions: Quota
-
-    @staticmethod
-    def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
-        """Make the objects. fetcher: by default one that uses the system's resolver."""
-        share = settings.share_of_owner
-        model = ServedModel(settings.model_name, settings.stall_timeout_s)
-        metrics = Metrics(model)
-        kept = settings.kept_replies, settings.kept_reply_s
-        requests = Quota("requests", lambda: model.most_requests, share, "queue_full", 429)
-        held = Quota("bytes", settings.max_held_bytes, share, "too_many_bytes")
-        return Service(
-            settings,
-            model,
-            metrics,
-            SpokenReplies(*kept, share),
-            KeptResponses(*kept, settings.max_kept_response_bytes, share, held),
-            Keys(settings.api_keys),
-            fetcher or Fetcher(settings),
-            DecodingPool(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s),
-            RequestRates(settings.requests_per_minute),
-            Turnstile(),
-            Readers(requests.has_others),
-            held,
-            requests,
-            Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
+    def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None):
+        """fetcher: by default one that uses the system's resolver."""
+        share, kept = settings.share_of_owner, (settings.kept_replies, settings.kept_reply_s)
+        self.settings = settings
+        self.model = model = ServedModel(settings.model_name, settings.stall_timeout_s)
+        self.metrics = Metrics(model)
+        self.keys, self.rates = Keys(settings.api_keys), RequestRates(settings.requests_per_minute)
+        self.fetcher = fetcher or Fetcher(settings)
+        self.decoder = DecodingPool(
+            settings.decoders, settings.decoder_bytes, settings.decode_timeout_s
         )
+        self.turnstile = Turnstile()
+        self.held = Quota("bytes", settings.max_held_bytes, share, "too_many_bytes")
+        self.requests = Quota("requests", lambda: model.most_requests, share, "queue_full", 429)
+        self.sessions = Quota(
+            "realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"
+        )
+        self.readers = Readers(self.requests.has_others)
+        self.replies = SpokenReplies(*kept, share)
+        self.responses = KeptResponses(*kept, settings.max_kept_response_bytes, share, self.held)
 
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception that ended a request or a part of it.

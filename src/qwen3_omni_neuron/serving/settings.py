@@ -202,8 +202,6 @@ class ServerSettings(Limits):
         super().__post_init__()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("TLS needs both --tls-cert and --tls-key.")
-        if not all(self.api_keys):
-            raise OptionError("an API key is empty.")
 
     @property
     def share_of_owner(self) -> float:

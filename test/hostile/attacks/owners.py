@@ -117,7 +117,7 @@ def turns(target: Target) -> list[Outcome]:
 @cache
 def document() -> Json:
     """Return the server's OpenAPI document."""
-    return make_app(Service.of(ServerSettings(MODEL)))._app.openapi()  # type: ignore[attr-defined]
+    return make_app(Service(ServerSettings(MODEL)))._app.openapi()  # type: ignore[attr-defined]
 
 
 def enlarged(value: Any, times: int, by_list: bool) -> Any:

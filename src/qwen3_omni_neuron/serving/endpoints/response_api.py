@@ -130,8 +130,7 @@ def _read(
     parsed: its body, if it was parsed. response_id: "" where it is not answered.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
-    if asked.model is not None:
-        bodies.check_model(service, asked.model)
+    bodies.check_model(service, asked.model)
     requests.check_response_request(asked)
     turns = list[KeptResponse]()
     if asked.previous_response_id is not None:

@@ -49,7 +49,7 @@ class Replica:
         """Load the model. Raises its errors, and OptionError for cores that don't fit."""
         logs.log_to_stderr("info")
         self._loop = asyncio.get_running_loop()
-        self._service = Service.of(settings.server_settings())
+        self._service = Service(settings.server_settings())
         self._service.decoder.start()
         self._load = ReplicaFigures(self._service.metrics.registry)
         load = settings.load_arguments(self._cores(settings))

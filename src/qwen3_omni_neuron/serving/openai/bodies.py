@@ -41,7 +41,8 @@ _UNION = "union"  # type of the error of a union that no member fits
 class ClientObject(BaseModel):
     """Base of bodies and of objects in them. A field that is null and unknown is left out.
 
-    further: names of the fields beside its own ones that it may have; * for any.
+    further: names of the fields beside its own ones that it may have; * for any, in what is sent
+    back: an object with another role than assistant is not.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -53,6 +54,8 @@ class ClientObject(BaseModel):
         extra, further = self.model_extra or {}, self.may_have()
         for name in [name for name, value in extra.items() if value is None]:
             del extra[name]
+        if self.__dict__.get("role", "assistant") != "assistant":
+            further = {*further} - {"*"}
         for name in extra:
             if name not in further and "*" not in further:
                 said = {"field": name, "said": unknown_field(self, name, further)}

@@ -1,6 +1,6 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,7 +46,6 @@ Transcript = Callable[[str], str | None]
 
 _OF_OMNI = "of vllm-omni's clients"
 _PARTS = names_in(CHAT, "messages[].content[]")
-_MESSAGES = names_in(CHAT, "messages[]")
 # Fields of vllm-omni's sampling of thinker and talker, and the options of a request.
 _SAMPLING = ("temperature", "top_p", "top_k")
 _STAGES: Sequence[Mapping[str, str]] = (
@@ -170,16 +169,13 @@ class ToolCall(ClientObject):
 class Message(ClientObject):
     """One message of the conversation."""
 
+    further = names_in(CHAT, "messages[]")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     audio: EarlierAudio | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
-
-    def may_have(self) -> Collection[str]:
-        """Return the names of the further fields; a reply that is sent back may have any."""
-        return _MESSAGES if self.role == "assistant" else _MESSAGES - {"*"}
 
 
 class Function(ClientObject):

@@ -1,6 +1,6 @@
 """Responses: a body, the chat request that it becomes, and its output items and events."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -102,13 +102,10 @@ OutputPart = Annotated[
 class InputMessage(ClientObject):
     """One message of the conversation."""
 
+    further = _ITEMS
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | list[InputPart], OneOf("a string or a list of parts")]
-
-    def may_have(self) -> Collection[str]:
-        """Return the names of the further fields; a reply that is sent back may have any."""
-        return _ITEMS if self.role == "assistant" else _ITEMS - {"*"}
 
 
 class InputCall(ClientObject):

@@ -49,14 +49,11 @@ class ContentPart(ClientObject):
 class MessageItem(ClientObject):
     """Message with a role."""
 
+    further = names_in(ITEM, "")
     type: Literal["message"]
     id: Id | None = None
     role: Literal["system", "user", "assistant"]
     content: list[ContentPart]
-
-    def may_have(self) -> Collection[str]:
-        """Return the names of the further fields; a reply that is sent back may have any."""
-        return names_in(ITEM, "") if self.role == "assistant" else _FURTHER
 
 
 class CallItem(ClientObject):

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
@@ -23,9 +22,9 @@ from qwen3_omni_neuron.serving.openai.reply import (
     realtime_usage,
 )
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
-    Codec,
     Resampler,
     Samples,
+    codec_of,
     encoded_sound,
 )
 from qwen3_omni_neuron.serving.realtime.events import (
@@ -40,26 +39,11 @@ from qwen3_omni_neuron.serving.realtime.items import (
     new_item,
     reply_part,
 )
+from qwen3_omni_neuron.serving.realtime.session_config import ResponseConfig, SessionConfig
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class ResponseSettings:
-    """Properties of a response that are known before it begins.
-
-    kept: it is added to the conversation. speed: factor by which its sound is faster than it was
-    made. shown: fields of the response that clients get.
-    """
-
-    spoken: bool
-    kept: bool
-    codec: Codec
-    speed: float
-    takes_calls: bool
-    shown: Json
 
 
 class Response:
@@ -70,7 +54,10 @@ class Response:
 
     def __init__(
         self,
-        settings: ResponseSettings,
+        config: SessionConfig,
+        overrides: ResponseConfig,
+        spoken: bool,
+        takes_calls: bool,
         connection: Connection,
         items: ConversationItems,
         on_done: Callable[[], None],
@@ -78,24 +65,35 @@ class Response:
         """on_done: called before its last event."""
         self.id = new_id("resp_")
         self.message: Reply | None = None
-        self._settings, self._connection, self._items = settings, connection, items
-        self._on_done = on_done
+        self._connection, self._items, self._on_done = connection, items, on_done
+        output, own = config.audio.output, overrides.audio.output
+        form = own.format or output.format
+        sound = {"format": form.model_dump(exclude_none=True), "voice": own.voice or output.voice}
+        self._shown: Json = {
+            "output_modalities": ["audio" if spoken else "text"],
+            "max_output_tokens": overrides.max_output_tokens or config.max_output_tokens,
+            "audio": {"output": sound},
+            "metadata": overrides.metadata,
+        }
+        self._spoken, self._speed = spoken, output.speed
+        self._in_history = overrides.conversation == "auto"
+        self._codec = codec_of(form.type, form.rate)
         self._served: ServedStream  # set by `begin`, as is its playback
         self.playback: Playback
         # Ids of its items in the conversation, after that of the item before them.
         self._kept: list[str | None] = [None]
         self._reason: CancelReason | None = None
         thinks = connection.service.model.take().info.thinks
-        self._split = ReplyText(thinks, settings.takes_calls)
-        self._text_field = "transcript" if settings.spoken else "text"
+        self._split = ReplyText(thinks, takes_calls)
+        self._text_field = "transcript" if spoken else "text"
         self._output: list[Json] = []  # its items as clients see them; the last one is being sent
         self._open = False  # True while the last item is a message that goes on
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
         self._settled = False
-        changed = settings.spoken and settings.speed != 1
-        self._tempo = Tempo(settings.speed, SAMPLE_RATE) if changed else None
-        self._resampler = Resampler(SAMPLE_RATE, settings.codec.rate)
+        changed = spoken and self._speed != 1
+        self._tempo = Tempo(self._speed, SAMPLE_RATE) if changed else None
+        self._resampler = Resampler(SAMPLE_RATE, self._codec.rate)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -105,10 +103,9 @@ class Response:
 
     def begin(self, stream: ReplyStream, before: str | None) -> None:
         """Start to send its events. before: id of the item before the reply's, if it has one."""
-        service, speed = self._connection.service, self._settings.speed
-        self._served = ServedStream(stream, service, speed=speed)
+        self._served = ServedStream(stream, self._connection.service, speed=self._speed)
         self.playback = self._served.playback
-        if self._settings.kept:
+        if self._in_history:
             self.message, self._kept = stream.reply, [before, stream.reply.id]
         self._task = asyncio.create_task(self._run())
 
@@ -199,7 +196,7 @@ class Response:
         if not self._open:
             await self._open_message()
         self._output[-1]["content"][0][self._text_field] += text
-        kind = "output_audio_transcript" if self._settings.spoken else "output_text"
+        kind = "output_audio_transcript" if self._spoken else "output_text"
         await self._send_of(f"{kind}.delta", delta=text)
 
     async def _sound(self, chunk: AudioChunk) -> None:
@@ -217,14 +214,14 @@ class Response:
 
     async def _send_coded(self, samples: Samples) -> None:
         if len(samples):
-            sound = encoded_sound(samples, self._settings.codec)
+            sound = encoded_sound(samples, self._codec)
             await self._send_of("output_audio.delta", delta=sound)
 
     async def _open_message(self) -> None:
         # Text after a call is in no item of the conversation.
         message_id = self.message.id if self.message is not None and not self._output else None
         item = new_item("message", message_id, role="assistant", status="in_progress")
-        item["content"] = [reply_part(self._settings.spoken, "")]
+        item["content"] = [reply_part(self._spoken, "")]
         self._output.append(item)
         self._open = True
         await self._announce(item | {"content": []}, self._kept[0])
@@ -236,7 +233,7 @@ class Response:
             return
         self._open, item = False, self._output[-1]
         text = {self._text_field: item["content"][0][self._text_field]}
-        if self._settings.spoken:
+        if self._spoken:
             if status == "completed":
                 if self._tempo is not None:
                     await self._send_sound(self._tempo.finish())
@@ -255,7 +252,7 @@ class Response:
     @property
     def _part(self) -> Json:
         """The content of the open message, as events about it have it."""
-        kind = "audio" if self._settings.spoken else "text"
+        kind = "audio" if self._spoken else "text"
         return {**self._output[-1]["content"][0], "type": kind}
 
     async def _call(self, call: Call) -> None:
@@ -344,16 +341,15 @@ class Response:
         logs.event("response", session=session.request_id, **fields)
 
     def _json(self, status: str) -> Json:
-        kept = self._settings.kept
         return {
             "object": "realtime.response",
             "id": self.id,
             "status": status,
             "status_details": None,
             "output": self._output,
-            "conversation_id": self._items.id if kept else None,
+            "conversation_id": self._items.id if self._in_history else None,
             "usage": None,
-            **self._settings.shown,
+            **self._shown,
         }
 
     async def _send_item(self, kind: str, **fields: Any) -> None:

@@ -11,15 +11,10 @@ from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import Voices, bounded_options, has_grammar
-from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
 from qwen3_omni_neuron.serving.realtime.events import Connection, ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, ConversationItems
-from qwen3_omni_neuron.serving.realtime.response_stream import (
-    CancelReason,
-    Response,
-    ResponseSettings,
-)
+from qwen3_omni_neuron.serving.realtime.response_stream import CancelReason, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
     SessionConfig,
@@ -80,8 +75,8 @@ class Responses:
         with ExitStack() as held:
             held.enter_context(service.requests.place(owner))
             own_input = await self._own_input(overrides, held)
-            settings = _settings(config, overrides, spoken, bool(options["tools"]))
-            response = Response(settings, self._connection, self._items, self._ended)
+            shared = self._connection, self._items, self._ended
+            response = Response(config, overrides, spoken, bool(options["tools"]), *shared)
             try:
                 if has_grammar(options):
                     options["grammar"] = await self._compiled(options, held)
@@ -232,20 +227,3 @@ def reply_options(
     """Return the options of a reply; the last configuration takes precedence. Raises ApiError."""
     options = options_of(*configs) | {"literal_text": True}
     return bounded_options(options, connection.service.settings, connection.context.owner)
-
-
-def _settings(
-    config: SessionConfig, overrides: ResponseConfig, spoken: bool, takes_calls: bool
-) -> ResponseSettings:
-    output, own = config.audio.output, overrides.audio.output
-    form = own.format or output.format
-    sound = {"format": form.model_dump(exclude_none=True), "voice": own.voice or output.voice}
-    shown = {
-        "output_modalities": ["audio" if spoken else "text"],
-        "max_output_tokens": overrides.max_output_tokens or config.max_output_tokens,
-        "audio": {"output": sound},
-        "metadata": overrides.metadata,
-    }
-    kept = overrides.conversation == "auto"
-    codec = codec_of(form.type, form.rate)
-    return ResponseSettings(spoken, kept, codec, output.speed, takes_calls, shown)
