@@ -139,8 +139,8 @@ def test_a_wrong_completion_is_refused_by_name(client) -> None:
     for change, said in (
         ({"prompt": ["a", "b"]}, "2 texts"),
         ({"prompt": ["a", 1]}, "2 texts or tokens"),
-        ({"prompt": [[1, 2], [3]]}, "other values than token ids"),
-        ({"prompt": [True]}, "other values than token ids"),
+        ({"prompt": [[1, 2], [3]]}, "neither a str nor a list of token ids"),
+        ({"prompt": [True]}, "neither a str nor a list of token ids"),
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": list(range(9)) * 999}, "8991 tokens or more, and"),

@@ -192,7 +192,7 @@ async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made) -> N
             context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
             connection = Connection(nothing, pool, service, context, False)
             items = ConversationItems(connection, nothing, history, history)
-            responses = Responses(connection, items, nothing, VOICES)
+            responses = Responses(connection, items, nothing)
             configs = first_config("m", VOICES), response_config(None, VOICES)
             starting = asyncio.create_task(responses.start(*configs))
             await asyncio.to_thread(began.wait)

@@ -89,23 +89,16 @@ def _start(service: Service, context: Context) -> "Completion":
 
 
 def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
-    """Return the one prompt of a request. Raises ApiError."""
-    given = wanted.prompt
-    if len(given) == 1 and isinstance(given[0], list):
+    """Return the one prompt of a request; the API checks token ids. Raises ApiError."""
+    given: Any = wanted.prompt
+    while isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         given = given[0]
-    if isinstance(given, str):
-        return given
-    texts = [one for one in given if isinstance(one, str)]
-    if texts and len(given) == 1:
-        return texts[0]
-    if texts:
+    if isinstance(given, list) and any(isinstance(one, str) for one in given):
         raise wrong_value(
             f"prompt has {len(given)} texts or tokens, and one text is continued at a time. Send "
             "several requests.",
             "prompt",
         )
-    if any(type(token_id) is not int for token_id in given):
-        raise wrong_value("prompt is a list of other values than token ids.", "prompt")
     return given
 
 

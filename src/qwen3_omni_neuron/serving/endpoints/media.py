@@ -23,13 +23,6 @@ from qwen3_omni_neuron.serving.service import Service
 _URL = re.compile(r"data:|https?://", re.IGNORECASE)
 _BASE64 = re.compile(r";\s*base64\s*\Z", re.IGNORECASE)
 _MOST_HEAD = 512  # characters of a data URL before its content
-# Beginnings of files that can't be of another kind. An MP4 file without a picture may be sound.
-_KINDS: Mapping[str, re.Pattern[bytes]] = {
-    "image": re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff"),
-    "audio": re.compile(rb"RIFF....WAVE|fLaC|ID3", re.DOTALL),
-    "video": re.compile(rb"RIFF....AVI |\x1a\x45\xdf\xa3|....ftyp(?:isom|mp4|M4V|qt)", re.DOTALL),
-    "a web page": re.compile(rb"\s*<(?:!doctype html|html)", re.IGNORECASE),
-}
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
@@ -132,7 +125,6 @@ class MediaReader:
             if isinstance(content, str):  # each is fetched
                 self._count_item()
             else:
-                _check_content(content, "image", place)
                 size += len(content)
             contents.append(content)
         if size > self._settings.max_media_bytes:
@@ -194,9 +186,9 @@ class MediaReader:
     async def _content(self, found: _Pending, hold: Hold) -> bytes | list[bytes]:
         """Return an item's file, or the files of a video's pictures; fetch those that are URLs."""
         if not isinstance(found.content, list):
-            return await self._file(found.content, found.kind, found.where, hold)
+            return await self._file(found.content, found.where, hold)
         files = [
-            await self._file(content, "image", f"{found.where}.video[{index}]", hold)
+            await self._file(content, f"{found.where}.video[{index}]", hold)
             for index, content in enumerate(found.content)
         ]
         size = sum(map(len, files))
@@ -205,11 +197,10 @@ class MediaReader:
         hold(size)  # they are copied into one file
         return files
 
-    async def _file(self, given: bytes | str, kind: Kind, where: str, hold: Hold) -> bytes:
+    async def _file(self, given: bytes | str, where: str, hold: Hold) -> bytes:
         if isinstance(given, bytes):
             return given
         content = await self._service.fetcher.fetch(given, where)
-        _check_content(content, kind, where)
         hold(len(content))
         return content
 
@@ -262,10 +253,8 @@ class MediaReader:
     ) -> Json:
         """Return a file, or the one of a URL, as an item of the API; see `read`."""
         self._count_item()
-        if isinstance(content, bytes):
-            if len(content) > self._settings.max_media_bytes:
-                raise self._too_large(where)
-            _check_content(content, kind, where)
+        if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
+            raise self._too_large(where)
         item: Json = {"type": kind}
         self._items.append(_Pending(item, kind, content, where, options))
         return item
@@ -304,12 +293,3 @@ class MediaReader:
     def _too_large(self, where: str) -> ApiError:
         message = f"{where} has more than {self._settings.max_media_bytes} bytes. Send less."
         return ApiError(413, message, "media_too_large", where)
-
-
-def _check_content(content: bytes, kind: Kind, where: str) -> None:
-    """Refuse a file that is plainly of another kind, by its first bytes. Raises ApiError."""
-    found = next((name for name, begin in _KINDS.items() if begin.match(content)), kind)
-    # Of a video file that is sent as sound, the sound is heard.
-    if found != kind and not (kind == "audio" and found == "video"):
-        message = f"{where} is sent as {kind}, and the content of its file is {found}."
-        raise ApiError(400, message, "invalid_media_type", where)

@@ -117,7 +117,7 @@ class LiveSession:
         self._transcriber = Transcriber(connection, self._account, self._config)
         form, keeps = self._config.audio.input.format, self._config.answers
         self._input = InputBuffer(connection, self._items, self._transcriber, form, keeps)
-        self._responses = Responses(connection, self._items, self._input, self._voices)
+        self._responses = Responses(connection, self._items, self._input)
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session's time is over, or the server ends."""

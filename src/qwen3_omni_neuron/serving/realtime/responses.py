@@ -10,7 +10,7 @@ from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.serving.openai.errors import ApiError
-from qwen3_omni_neuron.serving.openai.fields import Voices, bounded_options, has_grammar
+from qwen3_omni_neuron.serving.openai.fields import bounded_options, has_grammar
 from qwen3_omni_neuron.serving.realtime.events import Connection, ItemReference, read_items
 from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
 from qwen3_omni_neuron.serving.realtime.items import EMPTY_MESSAGE, ConversationItems
@@ -18,7 +18,6 @@ from qwen3_omni_neuron.serving.realtime.response_stream import CancelReason, Res
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
     SessionConfig,
-    check_speech,
     options_of,
     speaks,
 )
@@ -36,10 +35,8 @@ class Responses:
         connection: Connection,
         items: ConversationItems,
         input_buffer: InputBuffer,
-        voices: Voices,
     ):
         self._connection, self._items, self._input = connection, items, input_buffer
-        self._voices = voices
         self.draining = False
         self._last: Response | None = None
         # Replies whose sound may still play, in order, and None for one that is not kept.
@@ -68,9 +65,7 @@ class Responses:
             raise ApiError(503, message, "server_draining")
         service, owner = self._connection.service, self._connection.context.owner
         service.rates.count(owner)
-        asked = overrides if overrides.output_modalities else config
-        check_speech(asked, self._voices, "session")
-        spoken = speaks(asked)
+        spoken = speaks(overrides if overrides.output_modalities else config)
         options = reply_options(self._connection, config, overrides)
         with ExitStack() as held:
             held.enter_context(service.requests.place(owner))
