@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from qwen3_omni_neuron.errors import LateError
-from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS, RESPONSES
+from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, LOGPROBS
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
@@ -288,43 +288,6 @@ def test_items_that_share_an_id_are_all_listed_and_one_that_is_sent_back_is_ther
         *(("msg_1", "One?"), (first.output[0].id, "Yes."), ("msg_1_2", "Two?")),
         *((second.output[0].id, "Yes."), ("msg_1_3", "3?")),
     ]
-
-
-def test_the_tokens_of_a_request_are_counted_without_an_answer(omni, client, server) -> None:
-    """The count is that of the answer, with its media and the conversation before it."""
-    picture = io.BytesIO()
-    noise_image(64, 96).save(picture, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
-    clip = {"data": base64.b64encode(QUESTION_WAV.read_bytes()).decode(), "format": "wav"}
-    content: Any = [{"type": "input_audio", "input_audio": clip}]
-    content += [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "This?"}]
-    asked: Any = {"model": MODEL, "instructions": "Be brief."}
-    asked["input"] = [{"role": "user", "content": content}]
-    count = client.responses.input_tokens.count
-    counted = count(**asked)
-    made = client.responses.create(**asked, max_output_tokens=4)
-    assert made.usage is not None and counted.object == "response.input_tokens"
-    assert counted.input_tokens == made.usage.input_tokens
-    assert count(model=MODEL, input="This?").input_tokens < counted.input_tokens - 30
-
-    again: Any = {"model": MODEL, "input": "Sure?", "previous_response_id": made.id}
-    more = client.responses.create(**again, max_output_tokens=4)
-    assert count(**again).input_tokens == more.usage.input_tokens
-    bare = count(model=MODEL, previous_response_id=more.id).input_tokens
-    assert bare > more.usage.input_tokens
-    moderated: Any = {"modalities": ["text"], "moderation": {"model": "m"}}
-    without_effect = server.service.metrics.without_effect.labels(RESPONSES, "moderation")
-    before = without_effect._value.get()
-    assert count(**again, extra_body=moderated).input_tokens == more.usage.input_tokens
-    assert without_effect._value.get() == before + 1
-    for wrong, said in (
-        ({"input": "word " * 9000}, "KV cache"),
-        ({"model": MODEL}, "no message"),
-        ({"previous_response_id": "resp_0"}, "not kept"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=said):
-            count(**wrong)
-    assert omni.status().running == 0
 
 
 def test_nothing_is_kept_where_the_client_says_so() -> None:

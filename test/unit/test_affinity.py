@@ -200,7 +200,6 @@ def test_what_names_a_response_has_the_key_in_its_id() -> None:
         assert Client([b""]).ask(path=f"{RESPONSES}/{name}", method=method) == [key.encode()]
     asked_items = f"{RESPONSES}/{name}/input_items"
     assert Client([b""]).ask(path=asked_items, method="GET") == [key.encode()]
-    assert Client([asked]).ask(path=f"{RESPONSES}/input_tokens") == [key.encode()]
     for other in ("resp_" + "f" * 32, f"{name}0", name.upper(), ""):
         assert Client([b""]).ask(path=f"{RESPONSES}/{other}", method="GET") == []
         (found,) = Client([input_of("Hi", previous_response_id=other)]).ask(path=RESPONSES)

@@ -266,7 +266,7 @@ def run_with_hub(
 
 def test_a_hub_id_is_not_shown_before_it_is_downloaded(capsys) -> None:
     assert cli.main(["inspect", "someone/omni"]) == 1
-    assert "`hf download someone/omni` prints one to inspect" in capsys.readouterr().err
+    assert "`hf download ID` prints the folder of a hub id" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("warm_commands")

@@ -31,7 +31,7 @@ VERBS = {
     "serve": ("serve", "", "answer over HTTP, as OpenAI's API does"),
     "transcribe": ("transcribe", "FILE...", "write down the words of sound files"),
     "compile": ("compile", "", "convert a checkpoint once, for one target"),
-    "inspect": ("inspect", "DIR|ID", "describe a compiled tree or a checkpoint"),
+    "inspect": ("inspect", "DIR", "describe a compiled tree or a checkpoint"),
     "doctor": ("doctor", "", "report on this machine, to paste into an issue"),
     "verify": ("verify", "", "compare a model with transformers, by stages"),
 }

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     verify_files,
 )
 from qwen3_omni_neuron.compilation.runner import MB
-from qwen3_omni_neuron.errors import CheckpointError, OptionError, printable
+from qwen3_omni_neuron.errors import OptionError, printable
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -56,12 +56,8 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
     add_examples(parser, "inspect tree --verify", "inspect CHECKPOINT --json")
-    parser.add_argument(
-        "folder",
-        metavar="DIR|ID",
-        help="folder that compile wrote as --out, or a checkpoint: its folder, or its hub id, "
-        "of which no weights are downloaded",
-    )
+    text = "folder that compile wrote as --out, or a checkpoint's"
+    parser.add_argument("folder", metavar="DIR", help=text)
     parser.add_argument(
         "--verify", action="store_true", help="hash every file, and fail on the first that differs"
     )
@@ -98,20 +94,15 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 def _check_checkpoint(named: str) -> None:
     """Raise OptionError for what is no checkpoint's folder."""
-    from qwen3_omni_neuron.checkpoint.files import local_folder
-
-    try:
-        folder = local_folder(named)
-    except CheckpointError:
-        found = "is a file" if Path(named).exists() else "does not exist"
-    else:
-        if folder is not None and (folder / "config.json").exists():
-            return
+    folder = Path(named)
+    if (folder / "config.json").exists():
+        return
+    found = "is a file" if folder.exists() else "does not exist"
+    if folder.is_dir():
         found = f"has neither {MANIFEST_FILE}, as a compiled tree, nor config.json, as a checkpoint"
-        if folder is None:
-            found = f"is no folder here: `hf download {named}` prints one to inspect"
     raise OptionError(
-        f"{named} {found}. Name the folder that compile wrote as --out, or a checkpoint's folder."
+        f"{named} {found}. Name the folder that compile wrote as --out, or a checkpoint's folder; "
+        "`hf download ID` prints the folder of a hub id."
     )
 
 

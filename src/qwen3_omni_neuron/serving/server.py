@@ -57,10 +57,7 @@ class Server:
         load: Callable[[], Qwen3Omni],
         fetcher: Fetcher | None = None,
     ):
-        """load: function that loads the model, called in a thread.
-
-        Raises OptionError if the certificate, the session folder or its keys can't be used.
-        """
+        """load: loads the model, in a thread. Raises OptionError for an unusable certificate."""
         self.settings, self._load = settings, load
         self.service = Service(settings, fetcher)
         self.service.model.on_failure = self._on_failure

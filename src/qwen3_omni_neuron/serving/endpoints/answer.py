@@ -339,10 +339,6 @@ class Question:
             self.options["grammar"] = await asyncio.wrap_future(self._compiling)
         await self._media.finish(self.context.account.hold)
 
-    def count_tokens(self) -> int:
-        """Return the number of tokens of its prompt. Raises the API's errors."""
-        return self.context.omni.count_tokens(self._messages, **self.options)
-
     def answer(self) -> "Reply":
         """Start the request. Raises the API's errors."""
         wanted, context = self.wanted, self.context

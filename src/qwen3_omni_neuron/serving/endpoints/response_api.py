@@ -78,19 +78,6 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     return Response(body, media_type="application/json")
 
 
-@router.post(f"{RESPONSES}/input_tokens", **takes_json(requests.ResponseRequest))
-async def count_input_tokens(request: Request) -> Json:
-    """Return the number of tokens of a response's prompt, with those of its media."""
-    service, context = parts_of(request)
-    context.param = "input"
-    run = partial(service.readers.run, context.owner)
-    question = await run(_read, None, "", service, context)
-    context.release_body()
-    await question.finish()
-    count = await run(question.count_tokens)
-    return {"object": "response.input_tokens", "input_tokens": count}
-
-
 @router.delete(RESPONSE, responses=errors_of(404))
 async def delete_response(request: Request, response_id: str) -> Json:
     """Delete a response, which no later turn can name then."""
@@ -127,7 +114,7 @@ def _read(
 ) -> Question:
     """Return the question of a request. Raises ApiError.
 
-    parsed: its body, if it was parsed. response_id: "" where it is not answered.
+    parsed: its body, if it was parsed.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     bodies.check_model(service, asked.model)
@@ -146,7 +133,7 @@ def _read(
     wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
     service.count_without_effect(RESPONSES, asked)
     kept = None
-    if response_id and asked.store is not False and len(context.body) <= service.responses.largest:
+    if asked.store is not False and len(context.body) <= service.responses.largest:
         said: list[requests.InputItem] = [
             item for item in own if not isinstance(item, requests.EarlierReasoning)
         ]

@@ -18,7 +18,7 @@ SESSION_HEADER = b"x-session-id"
 CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
 # Ends of the paths of conversations: an application may have a prefix before /v1.
-PATHS = ("/chat/completions", "/responses", "/responses/input_tokens")
+PATHS = ("/chat/completions", "/responses")
 # Only the beginning of a body is parsed: all clients share the proxy, and no key was checked yet.
 BEGINNING_BYTES = 1 << 18
 _NAME_BYTES = 16

@@ -286,7 +286,7 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     """
     check_only(given, REFUSED)
     asked = {name: given[name] for name in HONOURED_AS if given.get(name) is not None}
-    options = {HONOURED_AS[name]: _option(name, value, given) for name, value in asked.items()}
+    options = {HONOURED_AS[name]: _option(name, value) for name, value in asked.items()}
     template = {} if given.get(_TEMPLATE) is None else given[_TEMPLATE]
     if not isinstance(template, Mapping) or set(template) - {_THINKS}:
         raise wrong_value(f"{_TEMPLATE} can only have {_THINKS} here.", _TEMPLATE)
@@ -313,15 +313,12 @@ def check_only(given: Mapping[str, Any], table: Mapping[str, tuple[Any, str]]) -
             raise wrong_value(f"{name} can only be {format_value(only)} here. {advice}.", name)
 
 
-def _option(name: str, value: Any, given: Mapping[str, Any]) -> Any:
-    option = _OPTION[HONOURED_AS[name]]
+def _option(name: str, value: Any) -> Any:
     value = 0 if name == "top_k" and value == -1 else value  # -1 is "all" for these engines
-    values, own = option.values, given.get(option.name)
+    values = _OPTION[HONOURED_AS[name]].values
     assert values is not None
     if not values.accepts(value):
         raise wrong_value(f"{name} must be {values.phrase}, got {format_value(value)}.", name)
-    if own is not None and own != value:
-        raise wrong_value(f"{name} and {option.name} are the same. Give one of them.", name)
     return value
 
 

@@ -16,7 +16,6 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "audio": {"voice": "alloy", "format": "mp3"},
     },
     "/v1/responses": {"input": "What is six plus two?"},
-    "/v1/responses/input_tokens": {"input": "What is six plus two?"},
     "/v1/completions": {"prompt": "One, two, three,", "max_tokens": 20},
     "/v1/audio/speech": {"input": "three five seven", "voice": "alloy", "response_format": "mp3"},
     "/v1/audio/transcriptions": {"file": "speech.wav", "response_format": "text"},

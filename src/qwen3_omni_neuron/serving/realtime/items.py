@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.edge.quotas import Account
@@ -63,9 +61,7 @@ def item_of(turn: Turn | Reply, codec: Codec | None = None) -> Json:
     if "content" in item:
         item["content"] = parts = [dict(part) for part in item["content"]]
         for part in parts:
-            if "image_url" in part:
-                part["image_url"] = part["image_url"].tobytes().decode()
-            elif codec is not None and part["type"] == "input_audio" and sounds:
+            if codec is not None and part["type"] == "input_audio" and sounds:
                 sound = Resampler(TURN_RATE, codec.rate).push(sounds.pop(0), last=True)
                 part["audio"] = Base64(encoded_sound(sound, codec))
     return item
@@ -81,8 +77,8 @@ def reply_part(spoken: bool, text: str) -> Json:
 class ConversationItems:
     """Items of a session: its turns in their order, each with the id that its client knows.
 
-    A turn's `shown` is the item as clients see it, without a reply's content, and with images' URLs
-    as uint8 [bytes]. account: bytes that the session holds.
+    A turn's `shown` is the item as clients see it, without a reply's content. account: bytes that
+    the session holds.
     Coroutines answer clients' events; all other methods are for the session's thread.
     """
 
@@ -337,8 +333,7 @@ def _read_part(
         return {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE}, shown
     url = _required(part, "image_url", where)
     read = media.read({**(part.model_extra or {}), "type": "input_image", "image_url": url}, where)
-    # As an array: it can be longer than all text that a stored session may have.
-    return read, {"type": "input_image", "image_url": np.frombuffer(url.encode(), np.uint8)}
+    return read, {"type": "input_image", "image_url": url}
 
 
 def _required(part: ContentPart, name: str, where: str) -> str:
