@@ -120,6 +120,7 @@ def test_a_text_is_asked_as_one_message_of_the_user(omni) -> None:
     given = omni.generate_audio("Hello", seed=1, **SHORT)
     assert given.codes.tolist() == expected.codes.tolist()
     assert given.timings.prompt_tokens == expected.timings.prompt_tokens
+    assert omni.count_tokens("Hello") == omni.count_tokens(HELLO) == given.timings.prompt_tokens
     assert omni.generate_text("Hello", seed=1, thinker_max_new_tokens=2).text == expected.text
     *_, last = omni.stream_text("Hello", seed=1, thinker_max_new_tokens=2)
     assert isinstance(last, Finished)
