@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import select
 import signal
 import sys
 import time
@@ -127,7 +128,8 @@ def main(
     """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line, and help.
 
     adapt: changes the verb's parser, such as its defaults.
-    Where the reader of the output is gone, as `| head -1` is, it ends without a word.
+    Where the reader of the output is gone, as `| head -1` is, it ends without a word. A pipe or a
+    socket of the verb's own that breaks is an error like others, which is raised.
     """
     try:
         try:
@@ -135,9 +137,14 @@ def main(
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # The rest of stdout's buffer must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.UNREAD
+        with suppress(OSError, ValueError):  # closed, or of Python alone
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            if poll.poll(0):
+                # The rest of stdout's buffer must not be flushed at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return ExitStatus.UNREAD
+        raise
 
 
 def _run_verb(
