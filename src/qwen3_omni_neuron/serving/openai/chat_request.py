@@ -1,6 +1,6 @@
 """Body of a chat request: its fields, and the messages and options that they become."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -354,10 +354,7 @@ def request_options(
         options |= {"logprobs": True, "top_logprobs": wanted.top_logprobs or 0}
     choice = wanted.tool_choice
     if wanted.tools and choice != "none":
-        options["tools"] = [
-            {"type": tool.type, "function": declared(tool.function, Function)}
-            for tool in wanted.tools
-        ]
+        options["tools"] = function_tools(tool.function for tool in wanted.tools)
     if choice not in (None, "none"):
         options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     if wanted.parallel_tool_calls is not None:
@@ -420,10 +417,11 @@ def _stage_options(wanted: ChatRequest) -> Json:
     return options | {n: processor[n] for n in ("use_audio_in_video",) if n in processor}
 
 
-def declared(given: BaseModel, kind: type[BaseModel]) -> Json:
-    """Return the fields of an object that a class has and that are not None, without a copy."""
-    values = {name: getattr(given, name) for name in kind.model_fields}
-    return {name: value for name, value in values.items() if value is not None}
+def function_tools(functions: Iterable[BaseModel]) -> list[Json]:
+    """Return functions, which have the fields of `Function`, as tools of the API."""
+    given = ({name: getattr(one, name) for name in Function.model_fields} for one in functions)
+    made = ({name: value for name, value in one.items() if value is not None} for one in given)
+    return [{"type": "function", "function": one} for one in made]
 
 
 def conversation(
@@ -457,9 +455,10 @@ def _message(message: Message, where: str, read_media: ReadMedia, transcript: Tr
             said = f"{place} names audio that has expired or never was. Send its text."
             raise ApiError(400, said, "audio_not_found", place)
     if message.tool_calls and message.role == "assistant":
+        calls = [(call, call.function) for call in message.tool_calls]
         made["tool_calls"] = [
-            {"id": call.id, "type": call.type, "function": declared(call.function, CalledFunction)}
-            for call in message.tool_calls
+            {"id": c.id, "type": c.type, "function": {"name": f.name, "arguments": f.arguments}}
+            for c, f in calls
         ]
     elif content is None:
         raise wrong_value(f"{where}.content: the message has no content.", f"{where}.content")

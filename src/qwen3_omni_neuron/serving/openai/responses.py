@@ -295,10 +295,7 @@ def chat_request_of(
     form: Any = None if asked.text is None else asked.text.format
     if isinstance(form, FlatSchemaFormat):
         form = chat.JsonSchemaFormat(type="json_schema", json_schema=form)
-    tools: Any = [
-        {"type": "function", "function": chat.declared(tool, chat.Function)}
-        for tool in asked.tools or ()
-    ]
+    tools: Any = chat.function_tools(asked.tools or ())
     choice: Any = asked.tool_choice
     if isinstance(choice, FlatNamedTool):
         choice = _named(choice)

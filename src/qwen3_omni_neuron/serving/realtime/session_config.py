@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     is_model,
     unknown_field,
 )
-from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, Function, declared
+from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, function_tools
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import VoiceName, Voices, seed_of
 from qwen3_omni_neuron.serving.openai.responses import FlatNamedTool, Metadata
@@ -359,12 +359,11 @@ def options_of(*configs: SessionConfig | ResponseConfig) -> dict[str, Any]:
             options["parallel_tool_calls"] = config.parallel_tool_calls
         if config.audio.output.voice is not None:
             options["speaker"] = config.audio.output.voice
-    functions = [] if choice == "none" else [declared(tool, Function) for tool in tools]
     if isinstance(choice, FlatNamedTool):
         options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
         options["tool_choice"] = choice
-    return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
+    return {**options, "tools": function_tools([] if choice == "none" else tools)}
 
 
 def shown(config: SessionConfig) -> Json:
