@@ -15,7 +15,7 @@ MOST_CHARACTERS = 4 << 20  # total of the transcripts of spoken replies
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry(Generic[Value]):
     """Value that is kept. others: further names of it. until: time of its expiry."""
 
@@ -101,11 +101,11 @@ class Kept(Generic[Value]):
         """Return a value as `get` does, and keep it for as long as a new one."""
         with self._lock:
             self._expire()
-            entry = self._kept.pop((owner, name), None)
+            entry = self._kept.get((owner, name))
             if entry is None:
                 return None
-            until = self._now() + self._seconds
-            self._kept[owner, name] = _Entry(entry.value, entry.size, entry.others, until)
+            self._kept.move_to_end((owner, name))
+            entry.until = self._now() + self._seconds
             return entry.value
 
     def delete(self, owner: str, name: str) -> bool:
