@@ -4,7 +4,6 @@ The flags of `serve`, the `args` of a Ray application and a table of docs/servin
 these fields. The command line imports this module early, so it needs no other package.
 """
 
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -175,8 +174,6 @@ class Limits:
             object.__setattr__(self, name, declared.converted(getattr(self, name)))
         origins = tuple(url.lower().rstrip("/") for url in self.allowed_origins)  # as browsers do
         object.__setattr__(self, "allowed_origins", origins)
-        aliases = tuple(re.sub(r"\s*=\s*", "=", alias.strip()) for alias in self.voice_aliases)
-        object.__setattr__(self, "voice_aliases", aliases)
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ class Voices:
             name: own.get(voice.lower(), names[0]) for name, voice in OTHER_VOICES.items() if names
         }
         for alias in aliases if names else ():
-            name, _, voice = alias.partition("=")
+            name, voice = map(str.strip, alias.split("=", 1))
             if voice.lower() not in own:
                 raise OptionError(
                     f"the voice alias {alias!r} is for a voice {voice!r}, which this checkpoint "
