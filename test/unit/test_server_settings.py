@@ -14,7 +14,6 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 def test_wrong_settings_are_refused() -> None:
     for wrong, said in (
-        ({"model_name": ""}, "model_name must be a name .* got ''"),
         ({"tls_cert": Path("cert.pem")}, "TLS needs both --tls-cert and --tls-key"),
         ({"max_body_bytes": 0}, "max_body_bytes must be an integer of 1 or more"),
         ({"body_timeout_s": 0.0}, "body_timeout_s must be a number above 0"),

@@ -15,7 +15,6 @@ from qwen3_omni_neuron.options import (
     LOAD_OPTIONS,
     MIB,
     SECONDS,
-    ValueRange,
     integers,
     list_of,
     option,
@@ -32,10 +31,6 @@ SLOTS = 8
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 _FROM_0 = integers(0)
 _TEXTS = list_of("texts", lambda value: isinstance(value, str))
-_NAME = ValueRange(
-    "a name of characters that can be printed",
-    lambda name: isinstance(name, str) and name != "" and name.isprintable(),
-)
 _HOSTS = list_of(
     "names alone, such as example.org, without scheme and port",
     lambda name: isinstance(name, str) and name != "" and not set(name) & {*"/:@ "},
@@ -67,7 +62,6 @@ class Limits:
     model_name: str = option(
         "qwen3-omni",
         "name of the model in requests",
-        _NAME,
         metavar="NAME",
         shown="the folder's, or the hub id",
     )
