@@ -60,18 +60,11 @@ VOICES = Voices(())
 class Replying:
     """A reply of these texts, from its beginning on. sent: kinds of its events."""
 
-    def __init__(
-        self,
-        *texts: str,
-        history: History | None = None,
-        spoken: bool = False,
-        speed: float = 1.0,
-        **overrides: Any,
-    ):
+    def __init__(self, *texts: str, spoken: bool = False, speed: float = 1.0, **overrides: Any):
         self.texts, self.spoken, self.sent = texts, spoken, list[str]()
         self.config, self.overrides = first_config("m", VOICES), response_config(overrides, VOICES)
         self.config.audio.output.speed = speed
-        self.history = history or History()
+        self.history = History()
         self.seen: Callable[[str], Awaitable[None]] | None = None
 
     async def __aenter__(self) -> "Replying":
@@ -152,15 +145,11 @@ async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts) -> None:
 
 async def test_playback_is_of_the_sound_that_was_sent() -> None:
     """At the client's speed, and without the speech of a call, which is left out."""
-
-    async def run() -> None:
-        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-        async with Replying(ONE, call, spoken=True, speed=2.0, conversation="none") as made:
-            await made.ends()
-            assert "response.function_call_arguments.done" in made.sent
-            assert made.response.playback.sent_s == 0.04  # half of one chunk
-
-    asyncio.run(run())
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    async with Replying(ONE, call, spoken=True, speed=2.0, conversation="none") as made:
+        await made.ends()
+        assert "response.function_call_arguments.done" in made.sent
+        assert made.response.playback.sent_s == 0.04  # half of one chunk
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["being made", "made"])
@@ -177,30 +166,25 @@ async def test_a_reply_whose_session_ends_as_it_begins_leaves_nothing(made) -> N
             go.wait()
             return stream
 
-    async def run() -> None:
-        info = SimpleNamespace(info=SimpleNamespace(thinks=False))
-        service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
-        service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
-        service.rates = SimpleNamespace(count=lambda _: None)
-        service.requests = SimpleNamespace(place=lambda _: nullcontext())
-        service.readers = SimpleNamespace(turn=lambda _: nullcontext())
-        history: Any = Answering()
-        asked: Any = SimpleNamespace(role="user", id="item_1")
-        history.turns.append(asked)
-        nothing: Any = None
-        with ThreadPoolExecutor(1) as pool:
-            context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
-            connection = Connection(nothing, pool, service, context, False)
-            items = ConversationItems(connection, nothing, history, history)
-            responses = Responses(connection, items, nothing)
-            configs = first_config("m", VOICES), response_config(None, VOICES)
-            starting = asyncio.create_task(responses.start(*configs))
-            await asyncio.to_thread(began.wait)
-            if made:
-                go.set()
-                pool.submit(int).result()  # the event loop has not heard of it yet
-            starting.cancel()
-            await asyncio.wait((starting,))
+    info = SimpleNamespace(info=SimpleNamespace(thinks=False))
+    service: Any = SimpleNamespace(model=SimpleNamespace(take=lambda: info))
+    service.settings = SimpleNamespace(request_timeout_s=1.0, api_keys=())
+    service.rates = SimpleNamespace(count=lambda _: None)
+    service.requests = SimpleNamespace(place=lambda _: nullcontext())
+    service.readers = SimpleNamespace(turn=lambda _: nullcontext())
+    history: Any = Answering()
+    asked: Any = SimpleNamespace(role="user", id="item_1")
+    history.turns.append(asked)
+    nothing: Any = None
+    with ThreadPoolExecutor(1) as pool:
+        context = Context("req_1", "WEBSOCKET", "/v1/realtime", "me")
+        connection = Connection(nothing, pool, service, context, False)
+        items = ConversationItems(connection, nothing, history, history)
+        responses = Responses(connection, items, nothing)
+        configs = first_config("m", VOICES), response_config(None, VOICES)
+        starting = asyncio.create_task(responses.start(*configs))
+        await asyncio.to_thread(began.wait)
+        if made:
             go.set()
             pool.submit(int).result()  # the event loop has not heard of it yet
         starting.cancel()
