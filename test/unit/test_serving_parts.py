@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import io
+import itertools
 import json
 import logging
 import re
@@ -41,6 +42,19 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.subprocesses import run_python
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+MARKERS = [
+    "</tool_call>",
+    "<tool_call>",
+    "</think>",
+    '"',
+    "\\",
+    "\n",
+    "{",
+    "x",
+    "\u00e9",
+    "\U0001f600",
+]
+strings_with_markers = st.lists(st.sampled_from(MARKERS), max_size=8).map("".join)
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
     ("Hi.", False, False, ("", "Hi.", [])),
     ("\n Hi.", False, False, ("", "\n Hi.", [])),
@@ -72,6 +86,22 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
     calls = [part for part in parts if isinstance(part, Call)]
     assert (reasoning, content, [call.name for call in calls]) == wanted
     assert all(json.loads(call.arguments) == {"a": [1]} for call in calls)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=strings_with_markers, sizes=st.lists(st.integers(1, 40), min_size=1))
+def test_the_end_of_a_call_is_outside_of_its_strings(text, sizes) -> None:
+    arguments = {"a": [text], text: 1}
+    body = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
+    left, parts = f"<tool_call>\n{body}\n</tool_call>\nDone.", list[Any]()
+    split = ReplyText(False, True)
+    for size in itertools.cycle(sizes):
+        parts, left = parts + split.push(left[:size]), left[size:]
+        if not left:
+            break
+    call, *rest = parts + split.finish(at_limit=False)
+    assert json.loads(call.arguments) == arguments
+    assert "".join(part.text for part in rest) == "Done."
 
 
 def test_a_call_that_is_malformed_is_never_content() -> None:

@@ -1,5 +1,6 @@
 """Strings that end a reply: found wherever they begin, and no part of one is passed on."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from qwen3_omni_neuron import TextDelta
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
-from qwen3_omni_neuron.runtime.stop_strings import StopStrings
+from qwen3_omni_neuron.runtime.stop_strings import CallWatch, StopStrings
 from testing.repeats import examples
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -34,6 +35,19 @@ def run(tokenizer: Tokenizer, token_ids: list[int], stops: list[str]) -> tuple[s
 
 
 TEXTS = st.text(st.sampled_from("ab .\n\u00e9\u4f60"), max_size=24)
+MARKERS = [
+    "</tool_call>",
+    "<tool_call>",
+    "</think>",
+    '"',
+    "\\",
+    "\n",
+    "{",
+    "x",
+    "\u00e9",
+    "\U0001f600",
+]
+strings_with_markers = st.lists(st.sampled_from(MARKERS), max_size=8).map("".join)
 WORDS = st.sampled_from([" the", " one", " red", " hello", "<|im_end|>"])
 
 
@@ -55,6 +69,18 @@ def test_the_text_ends_before_the_first_stop_string(tokenizer, text, stops) -> N
         assert any(whole[len(got) :].startswith(stop) for stop in stops)
     else:
         assert got == whole
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(strings_with_markers)
+def test_a_call_is_passed_on_whole_whatever_its_strings_say(tokenizer, text) -> None:
+    body = json.dumps({"name": "f", "arguments": {"a": text}}, ensure_ascii=False)
+    token_ids = tokenizer.encode_exactly(f"One.<tool_call>\n{body}\n</tool_call>\nTwo.")
+    watch = CallWatch(tokenizer.decode, tokenizer.encode_exactly, reasoning=False)
+    passed = [watch.push([token_id], last=False, by_model=False)[0] for token_id in token_ids]
+    assert sum(passed, []) == token_ids and watch.push([], last=True, by_model=True) == ([], [])
+    (call,) = [ids for ids in passed if len(ids) > len("<tool_call></tool_call>") // 2]
+    assert tokenizer.decode(call).strip().endswith(f"{body}\n</tool_call>")
 
 
 def test_tokens_are_held_only_while_they_may_begin_a_stop_string(tokenizer) -> None:

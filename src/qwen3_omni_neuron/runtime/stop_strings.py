@@ -4,6 +4,7 @@ Calls are in the format of Qwen3's chat templates.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -110,6 +111,31 @@ class Marker:
         return rest if found else None
 
 
+_OUTSIDE = re.compile(f'"|{END_OF_CALL}')
+_INSIDE = re.compile(r'"|\\.', re.DOTALL)
+
+
+class CallText:
+    """Text of a call that is being written. The marker inside of a JSON string is not its end."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._at, self._in_string = 0, False  # what is before is searched
+
+    def push(self, text: str) -> str | None:
+        """Add text. Returns the text after the call once its end was written."""
+        self.text += text
+        while found := (_INSIDE if self._in_string else _OUTSIDE).search(self.text, self._at):
+            self._at = found.end()
+            if found[0] == END_OF_CALL:
+                rest, self.text = self.text[self._at :], self.text[: found.start()]
+                return rest
+            self._in_string ^= found[0] == '"'
+        begun = self.text.endswith("\\") if self._in_string else len(END_OF_CALL) - 1
+        self._at = max(self._at, len(self.text) - begun)
+        return None
+
+
 @dataclass(frozen=True)
 class CompleteCall:
     """Complete call of a tool. arguments: JSON text."""
@@ -147,7 +173,7 @@ class CallWatch:
         self._decode, self._encode = decode, encode
         self._thought = Marker(END_OF_THOUGHT, decode) if reasoning else None
         self._start = StopStrings((CALL,), decode, encode)
-        self._end: Marker | None = None  # where a call has begun
+        self._call: CallText | None = None  # where a call has begun
         self._held: list[int] = []
         self.begun = False
 
@@ -169,7 +195,7 @@ class CallWatch:
         for token_id in token_ids:
             self._add(token_id, given, spoken)
         if last:
-            if by_model and self._end is not None:
+            if by_model and self._call is not None:
                 raise _malformed()
             given += self._held
             spoken += [] if self.begun else self._start.flush()
@@ -184,21 +210,28 @@ class CallWatch:
             spoken.append(token_id)
             return
         self._held.append(token_id)
-        if self._end is None:
+        if self._call is None:
             passed, found = self._start.push(token_id)
             spoken += [] if self.begun else passed
             if found:
-                self.begun, self._end = True, Marker(END_OF_CALL, self._decode)
+                self.begun, self._call = True, CallText()
+                self._call.push(self._body())
             else:
                 whole = self.held - self._start.held
                 given += self._held[:whole]
                 del self._held[:whole]
-        elif self._end.push(token_id) is not None:
-            body = self._decode(self._held).partition(CALL)[2]
-            CompleteCall.parse(body.partition(END_OF_CALL)[0])
+        elif self._call.push(self._decode([token_id])) is not None:
+            # A character of several tokens is whole only here.
+            whole_call = CallText()
+            whole_call.push(self._body())
+            CompleteCall.parse(whole_call.text)
             given += self._held
-            self._held, self._end = [], None
+            self._held, self._call = [], None
             self._start = StopStrings((CALL,), self._decode, self._encode)
+
+    def _body(self) -> str:
+        """Return the text after the marker of a call that has begun."""
+        return self._decode(self._held).partition(CALL)[2]
 
 
 def _malformed() -> ToolCallError:

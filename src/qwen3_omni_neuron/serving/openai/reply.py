@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from qwen3_omni_neuron.events import TextDelta, Timings
-from qwen3_omni_neuron.runtime.stop_strings import CALL, END_OF_CALL, END_OF_THOUGHT, CompleteCall
+from qwen3_omni_neuron.runtime.stop_strings import CALL, END_OF_THOUGHT, CallText, CompleteCall
 
 Json = dict[str, Any]
 _KEY = secrets.token_bytes(32)
@@ -73,7 +73,8 @@ class ReplyText:
     def __init__(self, thinks: bool, takes_calls: bool):
         self.reasons, self._takes_calls = thinks, takes_calls
         # In templates, blank lines separate the answer from reasoning and calls before it.
-        self._strip, self._in_call = thinks or takes_calls, False
+        self._strip = thinks or takes_calls
+        self._call: CallText | None = None  # the reply is in a call
         self._held = ""
 
     def push(self, text: str) -> list[ReplyPart]:
@@ -92,15 +93,13 @@ class ReplyText:
     def _split(self, last: bool, tells_cut: bool = False) -> list[ReplyPart]:
         parts: list[ReplyPart] = []
         while True:
-            if self._in_call:
-                body, found, rest = self._held.partition(END_OF_CALL)
-                if not found and not last:
-                    return parts
-                if not found:
-                    self._held = ""
-                    return [*parts, *_cut_call(body)] if tells_cut else parts
-                self._held, self._in_call, self._strip = rest, False, True
-                call = CompleteCall.parse(body)
+            if self._call is not None:
+                body, rest = self._call, self._call.push(self._held)
+                self._held = ""
+                if rest is None:
+                    return [*parts, *_cut_call(body.text)] if last and tells_cut else parts
+                self._held, self._call, self._strip = rest, None, True
+                call = CompleteCall.parse(body.text)
                 parts.append(Call(new_id("call_"), call.name, call.arguments))
                 continue
             marker = END_OF_THOUGHT if self.reasons else CALL
@@ -112,7 +111,8 @@ class ReplyText:
             if found:
                 self._put(parts, text)
                 self._held = rest
-                self.reasons, self._in_call = False, not self.reasons
+                self._call = None if self.reasons else CallText()
+                self.reasons = False
                 continue
             kept = 0 if last else _begun(text, marker)
             self._put(parts, text[: len(text) - kept])
