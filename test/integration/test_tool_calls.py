@@ -182,6 +182,46 @@ def test_a_schema_that_is_not_strict_and_not_supported_is_any_object(omni, scrip
         omni.stream_text(HELLO, tools=tools, **LIMITS)
 
 
+YES = {"const": True}
+A: dict[str, Any] = {"type": "object", "properties": {"a": YES}, "required": ["a"]}
+B: dict[str, Any] = {"type": "object", "properties": {"b": YES}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "closed"),
+    [
+        (None, "{}", True),
+        ({}, "{}", True),
+        ({"properties": {"a": YES}, "required": ["a"]}, '{"a": true}', True),
+        (A | {"type": ["object", "null"], "properties": {"a": A}}, '{"a": {"a": true}}', True),
+        (
+            A | {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": B}},
+            '{"a": {"b": true}}',
+            True,
+        ),
+        ({"anyOf": [A, {"$ref": "#/$defs/b"}], "$defs": {"b": B}}, '{"b": true}', True),
+        # What describes one object together, or says that there are further keys, is as it was.
+        ({"allOf": [A, B]}, '{"a": true, "b": true}', False),
+        (A | {"anyOf": [B]}, '{"a": true, "b": true}', False),
+        (A | {"additionalProperties": YES}, '{"a": true, "z": true}', False),
+        ({"type": "object", "required": ["z"]}, '{"z": 1}', False),
+    ],
+)
+def test_arguments_are_an_object_of_the_keys_that_the_schema_names(
+    omni, script, parameters, arguments, closed
+) -> None:
+    options = {"tool_choice": "required", "parallel_tool_calls": False, **LIMITS}
+    options["tools"] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    script(tokens(omni, call))
+    assert omni.generate_text(HELLO, **options).text == call
+    one_more = '{"' if arguments == "{}" else arguments.rstrip("}") + ","
+    for other in ("t", one_more) if closed else ("t",):
+        script(tokens(omni, call.partition(arguments)[0] + other))
+        with pytest.raises(GrammarError):
+            omni.generate_text(HELLO, **options)
+
+
 def test_a_choice_that_can_not_be_made_is_refused(omni) -> None:
     for options, message in (
         ({"tool_choice": "always"}, "tool_choice must be auto, none, required"),

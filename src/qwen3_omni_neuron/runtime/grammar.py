@@ -49,6 +49,10 @@ MOST_NESTED = 10
 MOST_ENUM_VALUES = 1000
 MOST_NAME_CHARACTERS = 120_000
 _REFUSED = ("allOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
+_TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: of the same object
+# Beside these, an object may have keys that its properties do not name.
+_FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
+_FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OBJECTS = ("properties", "$defs", "definitions", "patternProperties")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
@@ -262,7 +266,7 @@ class Grammars:
         rules: list[Json] = [{"name": "reply", "lark_grammar": "\n".join(lark)}]
         rules += [{**body, "name": "body"}] if body else []
         for number, function in enumerate(choice.functions):
-            schema = _styled(_parameters(function), lenient=not _is_strict(function))
+            schema = _styled(_arguments(function), lenient=not _is_strict(function))
             rules.append({"name": f"arguments{number}", "json_schema": schema})
         return rules
 
@@ -419,6 +423,35 @@ def _body(given: Mapping[str, Any]) -> Json:
 def _parameters(function: Mapping[str, Any]) -> Any:
     given = function.get("parameters")
     return _ANY_OBJECT if given is None else given
+
+
+def _arguments(function: Mapping[str, Any]) -> Json:
+    """Return the schema of a call's arguments: an object of the keys that it names."""
+    schema = {**(function.get("parameters") or {}), "type": "object"}
+    # Parts that describe one object together can't be closed each.
+    divided = any(
+        "allOf" in one or ("properties" in one and not _TOGETHER.isdisjoint(one))
+        for one, _ in _schemas(schema)
+    )
+    return _closed(schema, inner=not divided, named=True)
+
+
+def _closed(schema: Any, inner: bool = True, named: bool = False) -> Any:
+    """Return a schema whose objects have no further keys, where it names some, or `named` is set.
+
+    inner: so have those inside of it.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    made, names = dict(schema), schema.get("properties", {})
+    if inner:
+        for name in set(_OBJECTS) & made.keys():
+            made[name] = {key: _closed(one) for key, one in made[name].items()}
+        for name in {"items", "prefixItems", "anyOf", "oneOf"} & made.keys():
+            one = made[name]
+            made[name] = list(map(_closed, one)) if isinstance(one, list | tuple) else _closed(one)
+    whole = _FURTHER.isdisjoint(schema) and set(schema.get("required", ())) <= set(names)
+    return made | {"additionalProperties": False} if whole and (names or named) else made
 
 
 def _is_strict(function: Mapping[str, Any]) -> bool:

@@ -155,7 +155,7 @@ class CompleteCall:
             f"{name}{written}".encode()  # lone surrogates fail
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _malformed() from error
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not isinstance(arguments, dict | str):
             raise _malformed()
         return CompleteCall(name, written)
 
