@@ -122,9 +122,15 @@ test: $(VENV)/installed lint
 	$(VENV)/bin/$(PYTEST)
 
 # See testing/repeats.py.
-test-all: $(VENV)/installed lint
-	TEST_ALL=1 $(VENV)/bin/$(PYTEST)
+test-all: $(VENV)/installed $(VENV)/json-schema lint
+	TEST_ALL=1 JSON_SCHEMA_SUITE=$(CURDIR)/$(VENV)/json-schema/tests $(VENV)/bin/$(PYTEST)
 	TEST_ALL=1 $(MAKE) --no-print-directory test-ray
+
+# The JSON Schema Test Suite, which the sources of a package have.
+$(VENV)/json-schema: | $(VENV)/installed
+	rm -rf $@ $@.sources && mkdir $@
+	$(VENV)/bin/pip download --quiet --no-deps --no-binary jsonschema -d $@.sources jsonschema==4.26.0
+	tar -xzf $@.sources/jsonschema-4.26.0.tar.gz -C $@ --strip-components 2 jsonschema-4.26.0/json
 
 # Without it the tests of the page are skipped, and say so.
 chromium:

@@ -34,7 +34,7 @@ class Codec:
 
     decode: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids))
 
-    def encode_words(self, text: str) -> list[int]:
+    def encode_exactly(self, text: str) -> list[int]:
         """Raise AssertionError."""
         raise AssertionError(f"a stop string began inside a token, at {text!r}")
 

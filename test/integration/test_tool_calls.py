@@ -204,6 +204,7 @@ B: dict[str, Any] = {"type": "object", "properties": {"b": YES}, "required": ["b
         ({"allOf": [A, B]}, '{"a": true, "b": true}', False),
         (A | {"anyOf": [B]}, '{"a": true, "b": true}', False),
         (A | {"additionalProperties": YES}, '{"a": true, "z": true}', False),
+        ({"properties": [1], "required": [{}]}, '{"z": 1}', False),
         ({"type": "object", "required": ["z"]}, '{"z": 1}', False),
     ],
 )

@@ -162,6 +162,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"json": properties(501)}, "501 properties that are not required, and at most 500"),
     ({"json": {"enum": ["a" * (1 << 18)]}}, "262158 characters, and at most 262144"),
     ({"json": {"const": float("nan"), "description": {1, 2}}}, "can't be written as JSON"),
+    ({"json": {"format": "date", "enum": ["2021-02-29"]}}, "Unsatisfiable schema"),
+    ({"json": {"format": "time", "enum": ["23:58:60Z"]}}, "Unsatisfiable schema"),
     ({"json": {"const": "a\ud800"}}, "character '.ud800' .*surrogates not allowed"),
     ({"regex": "a\udfff"}, "character '.udfff' .*surrogates not allowed"),
     (strict(additionalProperties=True), "every object in it needs additionalProperties: false"),

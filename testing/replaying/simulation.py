@@ -265,7 +265,7 @@ class Dots:
         """Return a dot for each token."""
         return "." * len(token_ids)
 
-    def encode_words(self, text: str) -> list[int]:
+    def encode_exactly(self, text: str) -> list[int]:
         """Raise AssertionError: there are no stop strings."""
         raise AssertionError(text)
 

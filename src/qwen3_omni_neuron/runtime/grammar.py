@@ -5,7 +5,7 @@ They come from strangers: they are bounded here, and run in processes that may d
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,6 +53,10 @@ _TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: of the s
 # Beside these, an object may have keys that its properties do not name.
 _FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
 _FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+_TIME = r"(..:..:[0-5]|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"  # leap seconds come at midnight of UTC
+_FORMATS = {"date": f"^{_DATE}", "time": f"^{_TIME}", "date-time": f"^{_DATE}.*[Tt]{_TIME}"}
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OBJECTS = ("properties", "$defs", "definitions", "patternProperties")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
@@ -433,25 +437,46 @@ def _arguments(function: Mapping[str, Any]) -> Json:
         "allOf" in one or ("properties" in one and not _TOGETHER.isdisjoint(one))
         for one, _ in _schemas(schema)
     )
-    return _closed(schema, inner=not divided, named=True)
+    return _closed({"properties": {}} | (schema if divided else _changed(schema, _each_closed)))
 
 
-def _closed(schema: Any, inner: bool = True, named: bool = False) -> Any:
-    """Return a schema whose objects have no further keys, where it names some, or `named` is set.
+def _each_closed(schema: Mapping[str, Any]) -> Json:
+    return _closed(_changed(schema, _each_closed))
 
-    inner: so have those inside of it.
-    """
-    if not isinstance(schema, Mapping):
+
+def _closed(schema: Json) -> Json:
+    """Return a schema that refuses further keys, where it names some."""
+    names, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(names, Mapping) or not isinstance(required, list | tuple):
         return schema
-    made, names = dict(schema), schema.get("properties", {})
-    if inner:
-        for name in set(_OBJECTS) & made.keys():
-            made[name] = {key: _closed(one) for key, one in made[name].items()}
-        for name in {"items", "prefixItems", "anyOf", "oneOf"} & made.keys():
-            one = made[name]
-            made[name] = list(map(_closed, one)) if isinstance(one, list | tuple) else _closed(one)
-    whole = _FURTHER.isdisjoint(schema) and set(schema.get("required", ())) <= set(names)
-    return made | {"additionalProperties": False} if whole and (names or named) else made
+    whole = _FURTHER.isdisjoint(schema) and set(map(str, required)) <= set(names)
+    return schema | {"additionalProperties": False} if whole else schema
+
+
+def _changed(schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Json]) -> Json:
+    """Return a schema with each schema right in it changed."""
+
+    def one(value: Any) -> Any:
+        return change(value) if isinstance(value, Mapping) else value
+
+    made = dict(schema)
+    for name, value in schema.items():
+        if name in _OBJECTS and isinstance(value, Mapping):
+            made[name] = {key: one(inner) for key, inner in value.items()}
+        elif name in (*_LISTS, *_SINGLE):
+            listed = isinstance(value, list | tuple)
+            made[name] = list(map(one, value)) if listed else one(value)
+    return made
+
+
+def _real(schema: Mapping[str, Any]) -> Json:
+    """Return a schema whose dates and times exist: llguidance has each year's 29 February."""
+    made, form = _changed(schema, _real), schema.get("format")
+    pattern = _FORMATS.get(form) if isinstance(form, str) else None
+    given = made.get("allOf", [])
+    if pattern is not None and isinstance(given, list):
+        made["allOf"] = [*given, {"pattern": pattern}]
+    return made
 
 
 def _is_strict(function: Mapping[str, Any]) -> bool:
@@ -459,7 +484,7 @@ def _is_strict(function: Mapping[str, Any]) -> bool:
 
 
 def _styled(schema: Mapping[str, Any], lenient: bool = False) -> Json:
-    return {**schema, "x-guidance": {**_STYLE, "lenient": lenient}}
+    return {**_real(schema), "x-guidance": {**_STYLE, "lenient": lenient}}
 
 
 def _has_guidance() -> bool:
