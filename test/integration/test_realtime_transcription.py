@@ -144,6 +144,7 @@ def test_in_a_session_that_answers_the_transcript_follows_its_item(
 
 def test_sound_that_is_only_transcribed_is_not_kept(speaking, server, speech) -> None:
     """Neither as sound nor as rows of a prompt, so that a session may last."""
+    wait_until(lambda: not speaking.status().running)  # the session before has ended
     calls = speaking.status().stages["thinker"].calls
     with calling(server) as caller:
         session = caller.update(**TRANSCRIBING)
