@@ -95,8 +95,8 @@ class PublicPasses:
         def compile_graph(module: fx.GraphModule, _: object) -> Any:
             result, after = self._after(module)
             found = after["mutation_info"], before["aliasing_analysis"]
-            aliases = [[(a.output_index, a.parameter_number) for a in each] for each in found]
-            self.passed.append(Passed(result, *aliases, _rename_groups(result), []))
+            final, early = [[(a.output_index, a.parameter_number) for a in each] for each in found]
+            self.passed.append(Passed(result, final, early, _rename_groups(result), []))
             return make_boxed_func(self.passed[-1])
 
         options: Any = {"fw_compiler": compile_graph, "decompositions": self._table}

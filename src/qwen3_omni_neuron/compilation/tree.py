@@ -80,7 +80,8 @@ def manifest_of(
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
     manifest = read_manifest(folder)
-    if (target := manifest.plan.get("target")) not in targets:
+    target = manifest.plan.get("target")
+    if target is None or target not in targets:
         raise ArtifactError(
             f"{folder} was compiled for target {target!r}, and this version has "
             f"{', '.join(targets)}. Compile again for one of them."
@@ -101,7 +102,7 @@ def manifest_of(
 def _again(
     folder: Path, model: str | Path, manifest: Manifest, adapters: Sequence[AdapterPath]
 ) -> str:
-    settings = _EARLIER | manifest.plan
+    settings = {**_EARLIER, **manifest.plan}
     return f"Compile again: {compile_command(model, adapters, settings, folder)}"
 
 
