@@ -1,12 +1,15 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
 import secrets
+import wave
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
@@ -130,7 +133,7 @@ class Qwen3Omni:
         try:
             if given.wrap_engines is not None:
                 engines = given.wrap_engines(engines)
-            return Qwen3Omni(
+            omni = Qwen3Omni(
                 config,
                 defaults,
                 prompt_builder,
@@ -143,6 +146,9 @@ class Qwen3Omni:
         except BaseException:
             engines.close()
             raise
+        if given.wrap_engines is None:  # the wrapper sees the calls of requests alone
+            omni._warm_up()
+        return omni
 
     def generate_audio(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
@@ -357,6 +363,28 @@ class Qwen3Omni:
         )
         return Session(model, system, messages, options)
 
+    def _warm_up(self) -> None:
+        """Answer a short sound once: imports and the first read of the weights are then done."""
+        sound = {"type": "audio", "audio": _silence()}
+        messages = [{"role": "user", "content": [sound]}]
+        options = RequestOptions(
+            thinker_max_new_tokens=2,
+            talker_max_new_tokens=2,
+            first_token_timeout_s=TIMEOUT_MAX,  # a slow disk's first read
+            wait_timeout_s=TIMEOUT_MAX,
+        )
+        try:
+            with one_torch_thread():
+                prompt = self._prompt(messages, options)
+            has_talker = self._config.talker is not None
+            request = self._request(prompt, options, has_talker, self._pipeline.clock.now())
+            self._pipeline.warm_up(replace(request, keys=None))
+        except PromptTooLongError:  # a context of a few rows is warm at once
+            pass
+        except BaseException:
+            self.close()
+            raise
+
     def _start(self, messages: Conversation, given: RequestArguments, speak: bool) -> SpeechStream:
         check_not_forked()
         arrived_s = self._pipeline.clock.now()
@@ -484,6 +512,15 @@ def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None 
     grammars.close()
     pipeline.close(join_timeout_s)
     give_back()
+
+
+def _silence() -> bytes:
+    """Return a WAV file of a tenth of a second."""
+    file = BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 16000, 0, "NONE", ""))
+        writer.writeframes(bytes(3200))
+    return file.getvalue()
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

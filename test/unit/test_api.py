@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     PromptTooLongError,
 )
+from qwen3_omni_neuron.runtime.stage import Stage
 
 HELLO = [{"role": "user", "content": "Hello"}]
 # Greedy code 0: a sampled one might end the speech, by a chance that differs between machines.
@@ -87,6 +89,20 @@ def test_generate_audio_refuses_a_wrong_option_before_the_load(tmp_path) -> None
     for wrong in ({"speker": "Ethan"}, {"seed": -1}):
         with pytest.raises(OptionError):
             generate_audio(HELLO, tmp_path / "nothing", **wrong)
+
+
+def test_a_load_answers_once_and_does_not_count_it(checkpoint, monkeypatch) -> None:
+    calls = {}
+    reset = Stage.reset_time
+
+    def note(stage: Stage[Any]) -> None:
+        calls[stage.name] = stage.time.calls
+        reset(stage)
+
+    monkeypatch.setattr(Stage, "reset_time", note)
+    with Qwen3Omni.load(checkpoint) as omni:
+        assert calls["thinker"] > 1 and calls["talker"] > 1 and calls["vocoder"] > 0
+        assert not any(time.calls or time.busy_s for time in omni.status().stages.values())
 
 
 def test_generate_audio_loads_speaks_and_closes(checkpoint) -> None:

@@ -142,6 +142,17 @@ class Pipeline:
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
 
+    def warm_up(self, request: Request) -> None:
+        """Run the first request to its end; `status` doesn't count its calls."""
+        live, _ = self.submit(request)
+        with live.output.changed:
+            while live.holders:
+                live.output.changed.wait()
+            for stage in self._stages:
+                stage.reset_time()
+        if live.error is not None:
+            raise live.error
+
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
 

@@ -102,6 +102,10 @@ class Stage(ABC, Generic[AnyTask]):
         call_s = 0.0 if called_s is None else self._clock.now() - called_s
         return StageTime(self._calls, self._busy_s, call_s)
 
+    def reset_time(self) -> None:
+        """Count calls from now on."""
+        self._calls, self._busy_s = 0, 0.0
+
     def start(self) -> None:
         """Start the thread."""
         self.thread.start()
