@@ -109,6 +109,7 @@ def test_a_call_that_is_malformed_is_never_content() -> None:
         *("{</tool_call>x", '{"name": 1, "arguments": {}}</tool_call>'),
         *('{"name": "\\ud800", "arguments": {}}</tool_call>', "[" * 9999 + "</tool_call>"),
         *('{"name": "f"}</tool_call>', "[]</tool_call>"),
+        '{"name": "f", "arguments": false}</tool_call>',
         # Numbers that Python reads and JSON does not have.
         *('{"name": "f", "arguments": {"a": ' + n + "}}</tool_call>" for n in ("NaN", "1e999")),
     ):
