@@ -118,7 +118,7 @@ int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const f
             some++;
         for (int64_t i = 0; i < some; i++)
             added[i] = deepstack->rows[seen + i] - first;
-        for (int64_t l = 0; l < deepstack->layers; l++)
+        for (int64_t l = 0; some && l < deepstack->layers; l++)  // no features: a null pointer
             memcpy(features + l * some * width,
                    deepstack->features + (l * deepstack->count + seen) * width,
                    (size_t)(some * width) * sizeof(float));
