@@ -110,7 +110,7 @@ def test_the_examples_of_the_page_of_endpoints_run(server, made) -> None:
         "/v1/responses/RESPONSE_ID/input_items": 404,
         "/v1/models/NAME": 404,
     }
-    assert len(found) == len(examples) > 16
+    assert len(found) == len(examples) > 15
     assert (made / "answer").stat().st_size > 1000
 
 

@@ -151,15 +151,15 @@ def test_an_interrupted_file_is_no_file(tmp_path) -> None:
 
 
 def test_the_manifest_of_an_earlier_version_may_say_whether_a_tree_is_compact(
-    planted, tmp_path
+    checkpoint, tmp_path
 ) -> None:
-    words = ["compile", "--model", str(planted), "--out", str(tmp_path), "--dtype", "mixed"]
+    words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path), "--dtype", "mixed"]
     with compiled_here():
         assert cli.main(words) == 0
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["plan"]["compact"] = True
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    Qwen3Omni.load(planted, compiled_path=tmp_path).close()
+    Qwen3Omni.load(checkpoint, compiled_path=tmp_path).close()
 
 
 @needs_c

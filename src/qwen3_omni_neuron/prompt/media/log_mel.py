@@ -77,7 +77,7 @@ class LogMelStream:
     def __init__(self, settings: MelSettings):
         self.samples, self.peak = 0, math.log10(SILENCE)
         self._settings = settings
-        self._window = torch.hann_window(settings.n_fft)
+        self._window = torch.hann_window(settings.n_fft, dtype=torch.float32)
         self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
         self._frames = 0
         # Samples from the first sample of the next frame on; before the first frame, all samples.
@@ -93,7 +93,7 @@ class LogMelStream:
         self._held.append(samples)
         last_middle = (self._frames + BLOCK_FRAMES - 1) * self._settings.hop
         if self.samples < last_middle + self._settings.n_fft // 2:
-            return torch.empty(len(self._settings.filters), 0)
+            return torch.empty(len(self._settings.filters), 0, dtype=torch.float32)
         tail = self._tail(0)
         blocks = 1 + (len(tail) - self._block_samples) // (BLOCK_FRAMES * self._settings.hop)
         mel = self._compute(tail, blocks * BLOCK_FRAMES)
@@ -119,7 +119,7 @@ class LogMelStream:
             tail = np.concatenate((tail, tail[-half - 1 : -1][::-1]))
         count = min((len(tail) - n_fft) // hop + 1, padded // hop - self._frames)
         if count <= 0:
-            return torch.empty(len(self._settings.filters), 0), self.peak
+            return torch.empty(len(self._settings.filters), 0, dtype=torch.float32), self.peak
         mel = self._compute(tail, count)
         kept = self._settings.frames(self.samples, padded) - self._frames
         return mel[:, :kept], max(self.peak, mel.max().item())
@@ -135,9 +135,9 @@ class LogMelStream:
 
     def _compute(self, tail: Waveform, count: int) -> Tensor:
         n_fft, hop, filters = self._settings.n_fft, self._settings.hop, self._settings.filters
-        mel = torch.empty(len(filters), count)
+        mel = torch.empty(len(filters), count, dtype=torch.float32)
         for start in range(0, count, BLOCK_FRAMES):
-            block = torch.zeros(self._block_samples)
+            block = torch.zeros(self._block_samples, dtype=torch.float32)
             part = torch.from_numpy(tail[start * hop :][: self._block_samples])
             block[: len(part)] = part
             waves = torch.stft(
@@ -161,7 +161,9 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
     """
     padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
-    mel = torch.empty(len(settings.filters), settings.frames(len(samples), padded))
+    mel = torch.empty(
+        len(settings.filters), settings.frames(len(samples), padded), dtype=torch.float32
+    )
     block, end = 5 * BLOCK_FRAMES * settings.hop, 0
     for start in range(0, len(samples), block):
         frames = stream.push(samples[start : start + block])
@@ -297,7 +299,7 @@ class GrowingClip(Clip):
 
     def _unscaled(self) -> Tensor:
         if len(self._blocks) != 1:
-            empty = torch.empty(len(self._settings.filters), 0)
+            empty = torch.empty(len(self._settings.filters), 0, dtype=torch.float32)
             self._blocks = [torch.cat([empty, *self._blocks], 1)]
         return self._blocks[0]
 
