@@ -32,8 +32,8 @@ class Size:
 
 UNITS = ("files", "lines", "words")
 CEILING = {
-    "src": Size(files=285, lines=45_000, words=70_000),
-    "test and testing": Size(files=10_000, lines=60_000, words=1_000_000),
+    "src": Size(files=255, lines=44_500, words=67_000),
+    "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
 }
 
 
