@@ -303,6 +303,7 @@ def chat_request_of(
         allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
         choice = {"type": "allowed_tools", "allowed_tools": allowed}
     for where, item in items:
+        pause()
         message = _message(item, messages)
         if message is not None:
             messages.append(message)
@@ -449,6 +450,7 @@ def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
     """Return an input's items in JSON by their ids: the client's, unless it has come before."""
     made = dict[str, bytes]()
     for item in items:
+        pause()
         name = item.get("id")
         if not isinstance(name, str) or name in made:
             name = _item_id(item.get("type", "message"))
