@@ -145,8 +145,9 @@ class CodePredictor(nn.Module):
             rows = F.embedding(code + step * vocabulary, table)
             codes.append(code)
             embedded.append(rows)
-        # [slots, 15]; NaN is not below infinity.
-        not_finite = (torch.stack(seen, 1) < torch.inf).logical_not().any(-1)
+        # [slots, 15]; NaN is not below infinity, which as a number would be compared in float64.
+        infinity = row.new_full((), torch.inf, dtype=seen[0].dtype)
+        not_finite = (torch.stack(seen, 1) < infinity).logical_not().any(-1)
         sampled = torch.where(not_finite, -1, torch.stack(codes, 1))
         # One sum that rounds once, like the reference's, also in bfloat16.
         return torch.cat((code0[:, None], sampled), 1), torch.stack(embedded, 1).sum(1)
