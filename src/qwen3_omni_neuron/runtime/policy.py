@@ -18,8 +18,8 @@ SHORT_FRAMES of its frames take.
    of 1.9 beside prompts of 832 rows of 2 ms.
 3. **Owners take turns** for slots, encoders and prefills (`turns`). Where another owner has been
    within RECENT_S, a call of a prefill takes SHARED_CHUNK_S at most; where another owner's text is
-   being written, the prefilling owner's next call waits as long as its last one took: 38 ms for
-   another owner's small chat instead of 384 (beside prompts of 3,510 rows, two cores).
+   being written, the prefilling owner's next call waits as long as its last one took: 45 ms for
+   another owner's small chat instead of 421 (beside prompts of 3,510 rows, two cores).
 
 Profiles are those of bench/replay.py with shared cores and 24 requests.
 """
