@@ -146,7 +146,7 @@ class CodePredictor(nn.Module):
             codes.append(code)
             embedded.append(rows)
         # [slots, 15]; NaN is not below infinity, which as a number would be compared in float64.
-        infinity = row.new_full((), torch.inf, dtype=seen[0].dtype)
+        infinity = torch.full((), torch.inf, dtype=seen[0].dtype, device=row.device)
         not_finite = (torch.stack(seen, 1) < infinity).logical_not().any(-1)
         sampled = torch.where(not_finite, -1, torch.stack(codes, 1))
         # One sum that rounds once, like the reference's, also in bfloat16.
