@@ -6,22 +6,12 @@
  * added to the total, group after group; each operation rounds once. So a result has the same bits on
  * every processor. */
 
-/* Round a vector here: the compiler must not fuse the product that it is with an addition. */
-#if defined(__x86_64__)
-#define ROUNDED(x) __asm__("" : "+v"(x))
-#elif defined(__aarch64__)
-#define ROUNDED(x) __asm__("" : "+w"(x))
-#else
-#define ROUNDED(x) __asm__("" : "+m"(x))
-#endif
 /* Whether one instruction multiplies bytes and adds four products to a sum. */
 #if defined(__ARM_FEATURE_DOTPROD) && LANES == 4
 #define DOTS_OF(type) 1
 #else
 #define DOTS_OF(type) ((type) == INT4_VNNI)
 #endif
-#define IS_INT4(type) ((type) == INT4 || (type) == INT4_VNNI)
-#define IS_INTEGER(type) (IS_INT4(type) || (type) == INT8 || (type) == INT8_VNNI)
 
 /* ---- inputs ---- */
 

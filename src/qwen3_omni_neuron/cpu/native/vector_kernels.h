@@ -157,6 +157,17 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
+/* Round a vector here: the compiler must not fuse the product that it is with an addition. */
+#if defined(__x86_64__)
+#define ROUNDED(x) __asm__("" : "+v"(x))
+#elif defined(__aarch64__)
+#define ROUNDED(x) __asm__("" : "+w"(x))
+#else
+#define ROUNDED(x) __asm__("" : "+m"(x))
+#endif
+#define IS_INT4(type) ((type) == INT4 || (type) == INT4_VNNI)
+#define IS_INTEGER(type) (IS_INT4(type) || (type) == INT8 || (type) == INT8_VNNI)
+
 #include "vector_integers.h"
 
 /* Write LANES outputs of a row, from output `at` on. */
