@@ -39,22 +39,10 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.reply import Call, Content, Reasoning, ReplyText, new_id
 from qwen3_omni_neuron.serving.service import Service, Turnstile
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.marked_text import strings_with_markers
 from testing.subprocesses import run_python
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
-MARKERS = [
-    "</tool_call>",
-    "<tool_call>",
-    "</think>",
-    '"',
-    "\\",
-    "\n",
-    "{",
-    "x",
-    "\u00e9",
-    "\U0001f600",
-]
-strings_with_markers = st.lists(st.sampled_from(MARKERS), max_size=8).map("".join)
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
     ("Hi.", False, False, ("", "Hi.", [])),
     ("\n Hi.", False, False, ("", "\n Hi.", [])),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import TextDelta
 from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.runtime.stop_strings import CallWatch, StopStrings
+from testing.marked_text import strings_with_markers
 from testing.repeats import examples
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -35,19 +36,6 @@ def run(tokenizer: Tokenizer, token_ids: list[int], stops: list[str]) -> tuple[s
 
 
 TEXTS = st.text(st.sampled_from("ab .\n\u00e9\u4f60"), max_size=24)
-MARKERS = [
-    "</tool_call>",
-    "<tool_call>",
-    "</think>",
-    '"',
-    "\\",
-    "\n",
-    "{",
-    "x",
-    "\u00e9",
-    "\U0001f600",
-]
-strings_with_markers = st.lists(st.sampled_from(MARKERS), max_size=8).map("".join)
 WORDS = st.sampled_from([" the", " one", " red", " hello", "<|im_end|>"])
 
 
