@@ -1,7 +1,6 @@
 """Qwen3-Omni for AWS Neuron and for the CPU: it listens, writes and speaks.
 
-The names are imported when they are first asked for: torch takes a second, and the processes that
-compile, plan or look at a tree don't all need it.
+Names are imported on first use: torch takes a second, and not every command needs it.
 """
 
 import gc
@@ -44,14 +43,14 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Importing torch makes no garbage; the collector would look through
-    # all of them several times: a fifth of the time.
+    # Importing torch makes no garbage; the collector would scan it
+    # several times: a fifth of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
         home = import_module(f"{__name__}.{_HOMES.get(name, 'events')}")
         if not gc.get_freeze_count():
-            # Together these make all objects old: the next collection would begin with them.
+            # Together these make all objects old; the next collection would scan them.
             gc.freeze()
             gc.unfreeze()
     finally:

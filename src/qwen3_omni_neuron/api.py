@@ -65,10 +65,10 @@ from qwen3_omni_neuron.session import STORED_KIND, Session, SessionModel
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-PIECE_TOKENS = 128  # tokens of one piece of spoken text: half a minute to a minute
+PIECE_TOKENS = 128  # half a minute to a minute of speech
 FRAMES_PER_TOKEN = 8  # talker positions that a token may take: slow speech, 0.64 s
 _EMPTY_TURN = ({"role": "user", "content": ""},)
-FINALIZER_TIMEOUT_S = 2.0  # wait for each thread when a model is dropped without being closed
+FINALIZER_TIMEOUT_S = 2.0  # per thread, when a model is dropped without being closed
 
 
 class Qwen3Omni:
@@ -104,7 +104,7 @@ class Qwen3Omni:
             sample_ids=host_sampler(),
             defaults=defaults,
         )
-        # Threads and processes end with the model, even if nobody closes it.
+        # Ends threads and processes even if nobody closes the model.
         self._finalizer = finalize(
             self, _close, self._pipeline, self._grammars, FINALIZER_TIMEOUT_S
         )
@@ -114,10 +114,9 @@ class Qwen3Omni:
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. options: see options.LoadArguments and docs/options.md.
-        With a compiled tree (compiled_path) the checkpoint gives config, tokenizer and template
-        alone.
+        With compiled_path, the checkpoint only gives config, tokenizer and template.
         Raises CheckpointError, ArtifactError, OutputError, NotInstalledError, OptionError, and
-        ForkError in a child that was forked after an earlier load.
+        ForkError in a child forked after an earlier load.
         """
         check_not_forked()
         given = LoadOptions.parse(options)
@@ -146,7 +145,7 @@ class Qwen3Omni:
         except BaseException:
             engines.close()
             raise
-        if given.wrap_engines is None:  # the wrapper sees the calls of requests alone
+        if given.wrap_engines is None:  # the wrapper sees only calls of requests
             omni._warm_up()
         return omni
 
@@ -159,20 +158,18 @@ class Qwen3Omni:
     def generate_text(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
-        """Answer a conversation in text alone: a result of the same type, without audio."""
+        """Answer a conversation in text alone; the result has no audio."""
         return _collect(self._start(messages, options, speak=False))
 
     def stream(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> SpeechStream:
-        """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
+        """Answer a conversation, event by event: TextDelta, AudioChunk, at the end Finished.
 
         messages: a text, or dicts with "role" and "content", a string or a list of text, audio,
         image and video items (see prompt.builder.PromptBuilder.prompt). options: see
         options.RequestArguments.
-        The request starts now, or is queued for a slot; closing the stream cancels it. Every token
-        of the returned text is spoken; the reference leaves out the last one of a reply that a
-        limit cut.
-        Raises an InputError (see errors), BusyError or ClosedError. A later error is raised by the
-        next event.
+        The request starts now, or is queued for a slot; closing the stream cancels it. All text
+        is spoken; the reference omits the last token of a reply that a limit cut.
+        Raises an InputError (see errors), BusyError or ClosedError; the stream raises later errors.
         """
         return self._start(messages, options, speak=True)
 
@@ -187,7 +184,7 @@ class Qwen3Omni:
     ) -> SpeechStream:
         """Continue a text or token ids without a chat template; see `stream_text`.
 
-        prompt: names of special tokens in a text become these tokens. It has no media.
+        prompt: special tokens' names in a text become these tokens. It has no media.
         Raises the errors of `stream_text`, and MessageError for an empty prompt.
         """
         check_not_forked()
@@ -207,10 +204,9 @@ class Qwen3Omni:
 
         The talker reads an empty user turn, then the text. A long text is cut at sentence ends into
         pieces (prompt.pieces), spoken one after another in one slot, with the seed increased by 1
-        and talker_max_new_tokens for each. Names of special tokens are words, and white space
-        becomes one space. In the result talker_finish_reason is "length" if any piece was cut;
-        ttft_s is the time to the slot, prompt_tokens is 0, and text_tokens counts the text's
-        tokens.
+        and talker_max_new_tokens for each. Names of special tokens are words; white space becomes
+        one space. In the result talker_finish_reason is "length" if any piece was cut, ttft_s is
+        the time to the slot, and prompt_tokens is 0.
         Raises an InputError (see errors), BusyError or ClosedError.
         """
         check_not_forked()
@@ -233,18 +229,18 @@ class Qwen3Omni:
     def compile_grammar(
         self, admit: Admit = admit_all, **options: "Unpack[RequestArguments]"
     ) -> "Future[Grammar] | None":
-        """Begin to compile the grammar of a request with these options; None where it has none.
+        """Begin to compile the grammar of a request with these options; None if it has none.
 
-        The future's result is the request's option `grammar`. admit: called in another thread with
-        the grammar's bytes; raises if they don't fit. Cancelling the future ends the work.
+        The future's result is the request's option `grammar`; cancelling it ends the work. admit:
+        called in another thread with the grammar's bytes; raises if they don't fit.
         Raises OptionError and NotInstalledError, now or by the future, which also raises BusyError,
-        ClosedError, and what `admit` raises.
+        ClosedError, and errors of `admit`.
         """
         check_not_forked()
         return self._grammars.begin(RequestOptions.parse(options), admit)
 
     def count_tokens(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> int:
-        """Return the number of tokens of a conversation's prompt, with its media.
+        """Return the number of tokens of a conversation's prompt, media included.
 
         Raises an InputError (see errors).
         """
@@ -253,30 +249,30 @@ class Qwen3Omni:
 
     @property
     def transcription_instruction(self) -> str | None:
-        """Text that asks this checkpoint for a transcription, if it names one; may be empty."""
+        """Text that asks this checkpoint for a transcription, if it defines one; may be empty."""
         return self._defaults.transcription_instruction
 
     @cached_property
     def checkpoint_fingerprint(self) -> str:
-        """Digest of what a conversation depends on in checkpoint and adapters, 64 hex digits.
+        """Digest of the checkpoint and adapters, as far as sessions depend on them: 64 hex digits.
 
-        Computed when it is first asked for. Raises CheckpointError.
+        Computed on first use. Raises CheckpointError.
         """
         return conversation_fingerprint(self.prompt_builder.folder, self._adapters)
 
     @property
     def turns_by_silence(self) -> bool:
-        """True where the checkpoint wants a spoken turn's end found by silence alone."""
+        """True if the checkpoint wants the end of a spoken turn found by silence alone."""
         return self._defaults.turns_by_silence
 
     @property
     def media_settings(self) -> MediaSettings:
-        """Settings for decoding media in a process without a model: see helpers.media."""
+        """Settings for decoding media without a model: see helpers.media."""
         return self.prompt_builder.media_settings
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Names of its voices, for the option `speaker`; empty without a talker."""
+        """Voices, for the option `speaker`; empty without a talker."""
         talker = self._config.talker
         return tuple(name.capitalize() for name in sorted(talker.speaker_ids)) if talker else ()
 
@@ -295,7 +291,7 @@ class Qwen3Omni:
         )
 
     def status(self) -> Status:
-        """Return the numbers of running and waiting requests, and the stages' times so far."""
+        """Return the numbers of running and waiting requests, and the stages' times."""
         return self._pipeline.status()
 
     def session(
@@ -304,10 +300,10 @@ class Qwen3Omni:
         messages: Conversation = (),
         **options: "Unpack[RequestArguments]",
     ) -> Session:
-        """Begin a conversation of several turns, which takes speech as it arrives.
+        """Begin a conversation of several turns, which accepts speech as it arrives.
 
-        system: content of a system message. messages: the earlier conversation. options: of every
-        reply, unless `Session.respond` gives others.
+        system: content of a system message. messages: the earlier conversation. options: of
+        replies, unless `Session.respond` overrides them.
         Raises an InputError (see errors).
         """
         parsed = RequestOptions.parse(options)
@@ -316,10 +312,10 @@ class Qwen3Omni:
         return self._session(system, messages, parsed)
 
     def restore_session(self, path: str | Path) -> Session:
-        """Go on with the conversation that `Session.save` has written into a file.
+        """Resume the conversation that `Session.save` wrote into a file.
 
-        Its replies are those of the saved session, token for token and code for code where its
-        options give a seed or nothing is sampled, and this model was loaded alike.
+        Replies equal those of the saved session, token for token and code for code, if this model
+        was loaded alike and its options have a seed or sample nothing.
         Raises StoredSessionError for a file that can't be read, is damaged, or is of another
         checkpoint or format.
         """
@@ -515,7 +511,6 @@ def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None 
 
 
 def _silence() -> bytes:
-    """Return a WAV file of a tenth of a second."""
     file = BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setparams((1, 2, 16000, 0, "NONE", ""))

@@ -10,19 +10,19 @@ class ExitStatus(IntEnum):
 
     OK = 0
     FAILED = 1
-    """An error, of which a line on stderr says what happened; or `verify` found a difference."""
+    """An error, described on stderr; or `verify` found a difference."""
     WRONG_COMMAND_LINE = 2
-    """The status of argparse."""
+    """Wrong arguments: argparse's status."""
     CUT = 3
-    """A limit ended a text or its speech: all up to there is written."""
+    """A limit ended a text or its speech; what was generated is written."""
     MODEL_DIED = 70
-    """A process or thread of a served model has ended, and a supervisor may start it anew."""
+    """A process or thread of a served model died; a supervisor may restart it."""
     INTERRUPTED = 130
-    """Ctrl-C: 128 and the number of SIGINT."""
+    """Ctrl-C: 128 + SIGINT."""
     UNREAD = 141
-    """Nobody reads the output any more: 128 and the number of SIGPIPE."""
+    """The output's reader has gone: 128 + SIGPIPE."""
     TERMINATED = 143
-    """SIGTERM."""
+    """128 + SIGTERM."""
 
 
 class Qwen3OmniError(Exception):
@@ -38,11 +38,11 @@ class ArtifactError(Qwen3OmniError):
 
 
 class NotInstalledError(Qwen3OmniError):
-    """Packages that a target needs are not installed."""
+    """Packages that a target needs are missing."""
 
 
 class CompileError(Qwen3OmniError):
-    """The compile of a model ended by itself, or another run is writing into the same folder."""
+    """A compile failed, or another one is writing into the same folder."""
 
 
 class InputError(Qwen3OmniError, ValueError):
@@ -58,15 +58,15 @@ class AudioError(InputError):
 
 
 class ImageError(InputError):
-    """An image can't be read, or has a shape that the vision encoder does not take."""
+    """An image can't be read, or the vision encoder doesn't accept its shape."""
 
 
 class VideoError(InputError):
-    """A video can't be read, has no frames, or has a shape that the encoder does not take."""
+    """A video can't be read, has no frames, or the encoder doesn't accept its shape."""
 
 
 class OptionError(InputError):
-    """An option is unknown or out of its range."""
+    """An option is unknown or out of range."""
 
 
 class PromptTooLongError(InputError):
@@ -74,11 +74,11 @@ class PromptTooLongError(InputError):
 
 
 class StoredSessionError(InputError):
-    """A stored session can't be used: it is damaged, or of another checkpoint or format."""
+    """A stored session is damaged, or of another checkpoint or format."""
 
 
 class BucketError(Qwen3OmniError, ValueError):
-    """A call is of a size that the engine was not compiled for."""
+    """The engine was not compiled for a call's size."""
 
 
 class BusyError(Qwen3OmniError):
@@ -86,11 +86,11 @@ class BusyError(Qwen3OmniError):
 
 
 class GrammarError(Qwen3OmniError):
-    """A reply can't go on within its grammar, which became too complex to follow."""
+    """A reply's grammar became too complex to follow."""
 
 
 class ToolCallError(Qwen3OmniError):
-    """A reply's call of a tool is malformed; nothing of it was passed on."""
+    """A reply's tool call is malformed; none of it was passed on."""
 
 
 class LateError(Qwen3OmniError, TimeoutError):
@@ -102,15 +102,15 @@ class ClosedError(Qwen3OmniError):
 
 
 class ForkError(Qwen3OmniError):
-    """This process was forked from one that had loaded a model: use spawn, or load here alone."""
+    """This process was forked from one that had loaded a model. Use spawn, or load only here."""
 
 
 class EngineError(Qwen3OmniError):
-    """A stage computed NaN or infinity for a request, which ends without it."""
+    """A stage computed NaN or infinity for a request, which ends."""
 
     @staticmethod
     def not_finite(stage: str, step: str) -> "EngineError":
-        """Make it of the stage and the step whose result is no number."""
+        """Describe the stage and the step whose result is not finite."""
         return EngineError(
             f"The {stage} computed NaN or infinity for {step}. Check the checkpoint and the "
             "adapters: qwen3-omni verify names the first call that gives such numbers."
@@ -118,41 +118,41 @@ class EngineError(Qwen3OmniError):
 
 
 class EngineDiedError(Qwen3OmniError):
-    """A process or thread that ran a part of the model has ended: load the model again."""
+    """A process or thread that ran a part of the model died: load the model again."""
 
 
 class OutputError(Qwen3OmniError, OSError):
-    """An output can't be used: a file, a server's address, a loudspeaker."""
+    """An output (file, server address, loudspeaker) can't be used."""
 
 
 _MAX_VALUE_CHARACTERS = 100
-_MOST_COMPARED = 40  # characters of an unknown name that are compared with known ones
+_MOST_COMPARED = 40  # characters of an unknown name
 
 
 def format_value(value: object) -> str:
-    """Return a value as short printable text for a message, whatever its own repr does."""
+    """Return a value as short printable text for a message."""
     try:
         text = repr(value)
-    except Exception:  # too deep, too many digits, or an error of the object's own
+    except Exception:  # too deep, too many digits, or the object's repr raised
         return f"a {type(value).__name__}"
     return printable(text, _MAX_VALUE_CHARACTERS)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with the known name nearest to an unknown one, or an empty text."""
+    """Return a question with the known name nearest to an unknown one; empty without one."""
     near = get_close_matches(str.__str__(name)[:_MOST_COMPARED], [*known], 1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str, longest: int) -> str:
-    """Return the beginning of a text, with escapes for characters that no terminal can show."""
+    """Return the beginning of a text, with escapes for unprintable characters."""
     kept = text[:longest]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
     return shown if len(text) <= longest else f"{shown}..."
 
 
-# Names that the last release had and this one refuses, each with what to use instead: a value
-# completes the sentence "NAME was removed: ...". The tables are emptied at the next release.
+# Names that the last release had, each with what to use instead: a value completes the sentence
+# "NAME was removed: ...". Emptied at the next release.
 _SPILLED = "a conversation that lost its slot is prefilled again; raise max_concurrency"
 
 _NO_SESSION_FOLDER = "a server keeps realtime sessions in memory, while they are open"
@@ -172,14 +172,14 @@ REMOVED_OPTIONS: dict[str, str] = {
     "max_connections": "a proxy limits connections, in nginx by limit_conn (deploy/proxy)",
     "send_timeout_s": "a proxy disconnects who does not read, in nginx by send_timeout",
 }
-"""Keyword arguments of loads, requests and compiles, and settings of the server."""
+"""Keyword arguments, and server settings."""
 
 REMOVED_FLAGS: dict[str, str] = {
     "--by-layer": "the page names the stage and the row; load with dtype float32 to narrow it",
     "--translate": 'ask for a translation: speak "Translate this into English." --audio FILE',
     "--resume": "leave it out: an interrupted compile always resumes.",
 }
-"""Flags of the command line that are not made from an option."""
+"""Flags that are not made from an option."""
 
 REMOVED_VERBS: dict[str, str] = {
     "completion": "run `shtab -s bash qwen3_omni_neuron.cli.make_parser`, of PyPI's shtab.",
@@ -211,6 +211,6 @@ REMOVED_PATHS: dict[str, str] = {
 
 
 def removed(name: str, table: dict[str, str]) -> str:
-    """Return the sentence that refuses a removed name; empty for any other name."""
+    """Return the sentence that refuses a removed name; empty for any other."""
     sentence = f"{name} was removed: {table.get(name, '').rstrip('.')}."
     return sentence if name in table else ""

@@ -58,7 +58,6 @@ def _is_number(value: Any, least: float, most: float) -> bool:
 
 
 def _is_adapter(value: Any) -> bool:
-    """Return whether a value is a folder, or a folder and its weight."""
     folder, weight = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
     return isinstance(folder, str | Path) and _is_number(weight, -_MAX_NUMBER, _MAX_NUMBER)
 
@@ -322,7 +321,6 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _check(given: Mapping[str, Any], options: Mapping[str, Option]) -> None:
-    """Raise OptionError for an unknown name, or a value out of its range."""
     for name, value in given.items():
         check_names([name], options)
         options[name].check(value)

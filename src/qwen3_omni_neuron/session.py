@@ -1,8 +1,7 @@
-"""Session: a conversation turn by turn, in which a question may arrive piece by piece.
+"""Session: a conversation turn by turn, in which a question may arrive in pieces.
 
-A turn is a request over all messages so far, with the same reply as `api.Qwen3Omni.stream` gives to
-these messages. A session keeps its messages' features and pixels, so that a turn computes only
-those of new messages.
+A turn is a request over all messages so far, with the same reply as `api.Qwen3Omni.stream`. A
+session caches its messages' features and pixels.
 """
 
 import weakref
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 STORED_KIND = "session"
-"""Kind of document that `Session.save` writes; see prompt.stored."""
+"""Kind of the document in `Session.save`'s file; see prompt.stored."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class SessionModel:
     """Parts of a loaded model that a session uses.
 
     request: makes a request from a prompt, its options, whether it is spoken, and its arrival time.
-    most_tokens: longest prompt. owner: object that must live as long as a stream.
+    most_tokens: longest prompt. owner: object that must outlive a stream.
     """
 
     prompt_builder: PromptBuilder
@@ -79,7 +78,7 @@ class SessionModel:
 
 
 class ReplyStream(SpeechStream):
-    """Stream of a session's reply: a SpeechStream that records what the caller got.
+    """Stream of a session's reply, which records what the caller got.
 
     reply: the record, an entry of `Session.turns`.
     """
@@ -103,8 +102,8 @@ class ReplyStream(SpeechStream):
 class Session:
     """Conversation turn by turn: `append` and `append_audio` what the user says, then `respond`.
 
-    Several threads may use it. Close it, or use it in a `with` block. It holds a slot of the model
-    only while a reply streams.
+    Thread-safe. Close it, or use it in a `with` block. It uses a slot of the model only while a
+    reply streams.
     """
 
     def __init__(
@@ -116,18 +115,17 @@ class Session:
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model = model
-        self._saving = OwnLock()  # one save at a time writes the temporary file
-        # Guards every field below. Reentrant, as the pipeline's lock is.
+        self._saving = OwnLock()  # guards the temporary file
+        # Guards all fields below. Reentrant, as the pipeline's lock is.
         self._lock = OwnLock()
         self._begin(options)
         self._system: Turn | None = None
         self._history: list[Turn | Reply] = []
-        self._turn: Turn | None = None  # the user's turn that has no answer yet
+        self._turn: Turn | None = None  # the user's unanswered turn
         self._clip: GrowingClip | None = None  # the last item of _turn
         self._reply: Reply | None = None
         self._stream: Callable[[], ReplyStream | None] = lambda: None
-        # Windows of _clip, and its peak, at the last prefill ahead; None: nothing was prefilled,
-        # not even the rows before the clip.
+        # Windows of _clip, and its peak, at the last prefill ahead; None: nothing was prefilled.
         self._ahead_of: tuple[int, float] | None = None
         self._ahead: list[LiveRequest] = []  # prefills ahead that may still run
         self._pace = SpokenPace()  # how fast its replies are spoken
@@ -140,15 +138,15 @@ class Session:
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
 
-        A reply has the text that was heard. Audio that came in pieces, or as an array, is float32
-        at the model's rate; other media are as they were given.
+        A reply has the text that was heard. Audio appended in pieces, or as an array, is float32
+        at the model's rate; other media are unchanged.
         """
         with self._lock:
             return [turn.message for turn in self._conversation()]
 
     @property
     def system(self) -> Any:
-        """Content of the system message before all turns, None if there is none. It can be set."""
+        """Content of the system message before all turns, or None; can be set."""
         return None if self._system is None else self._system.given
 
     @system.setter
@@ -159,12 +157,12 @@ class Session:
 
     @property
     def turns(self) -> list[Turn | Reply]:
-        """Turns and replies of the history, without the user's unfinished turn."""
+        """The history's turns and replies, without the user's unfinished turn."""
         with self._lock:
             return list(self._history)
 
     def set_options(self, **options: "Unpack[RequestArguments]") -> None:
-        """Set the options of later replies, in place of the session's current options.
+        """Replace the options of later replies.
 
         Raises OptionError, and the errors of `Qwen3Omni.stream` for tools.
         """
@@ -176,7 +174,7 @@ class Session:
             self._options = parsed
 
     def read(self, message: Mapping[str, Any]) -> Turn:
-        """Read a message of any role, for `insert` and `respond`; the history stays as it is.
+        """Read a message of any role, for `insert` and `respond`, without adding it.
 
         Raises the errors of `Qwen3Omni.stream` for a message.
         """
@@ -185,20 +183,20 @@ class Session:
             return self._turn_of(message, "message")
 
     def insert(self, turn: Turn | Reply, before: Turn | Reply | None = None) -> None:
-        """Put a turn into the history, before another one, or at the end."""
+        """Insert a turn into the history, before another one, or at the end."""
         with self._lock:
             self._check_open()
             at = len(self._history) if before is None else self._index(before)
             self._history.insert(at, turn)
 
     def remove(self, turn: Turn | Reply) -> None:
-        """Remove a turn or a reply from the history. A reply that streams goes on."""
+        """Remove a turn or a reply from the history. A streaming reply continues."""
         with self._lock:
             self._check_open()
             del self._history[self._index(turn)]
 
     def commit(self) -> Turn:
-        """End the user's turn without answering it, and put it into the history.
+        """Move the user's turn into the history without answering it.
 
         Raises AudioError, and ends nothing, for a clip that is too short; MessageError if nothing
         was appended.
@@ -214,15 +212,15 @@ class Session:
             return turn
 
     def clear(self) -> None:
-        """Drop the content that was appended since the last turn ended."""
+        """Drop the content appended since the last turn ended."""
         with self._lock:
             self._check_open()
             self._turn = self._clip = self._ahead_of = None
 
     def prepare(self, speak: bool = True) -> None:
-        """Prefill the user's turn ahead, as if it ended here, in pauses of the model.
+        """Prefill the user's turn ahead, as if it ended here, when the model is idle.
 
-        Does nothing while a reply streams, without reuse, or if there is nothing to compute.
+        Does nothing while a reply streams, without reuse, or if all is computed.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -239,8 +237,8 @@ class Session:
     def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
         """Append content to the user's turn: text, or items as in messages.
 
-        Ends the clip that append_audio began. Refused content changes nothing.
-        Raises the errors of `Qwen3Omni.stream` for the content, and ClosedError.
+        Ends the clip that append_audio began. Rejected content changes nothing.
+        Raises the errors of `Qwen3Omni.stream`, and ClosedError.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -254,9 +252,9 @@ class Session:
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
         """Append the next piece of the user's speech, of any length; it is prefilled as it arrives.
 
-        samples: [samples] or [samples, channels]; integers are scaled by their range. The pieces
-        are one clip until `respond` or `append`, with one rate and number of channels. A refused
-        piece changes nothing.
+        samples: [samples] or [samples, channels]; integers are scaled by their range. Pieces
+        until `respond` or `append` are one clip, with one rate and number of channels. A
+        rejected piece changes nothing.
         Raises AudioError, PromptTooLongError and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -280,12 +278,12 @@ class Session:
     ) -> ReplyStream:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
-        speak: False for a reply in text alone. turns: turns to answer instead of the history and
-        the user's turn, which then stays open. system: system message of this reply. keep: put the
-        reply into the history. options: of this request, which override the session's.
+        speak: False for text alone. turns: turns to answer instead of the history and the user's
+        turn, which then stays open. system: system message of this reply. keep: add the reply to
+        the history. options: of this request, which override the session's.
         Closing the stream early is a barge-in: the audio that the caller got counts as heard,
-        unless `heard` says less. After an error, or a reply of which nothing was heard, the turn
-        can be answered again.
+        unless `heard` says less. After an error, or if nothing was heard, the turn can be
+        answered again.
         Raises MessageError if there is nothing to answer or a reply still streams, AudioError for a
         clip that is too short, and the errors of `Qwen3Omni.stream`.
         """
@@ -323,12 +321,12 @@ class Session:
             return stream
 
     def heard(self, audio_s: float, reply: Reply | None = None) -> None:
-        """Set how many seconds of a reply its listener heard; the rest is removed from the history.
+        """Set how many seconds of a reply were heard; the history drops the rest.
 
         reply: by default the last one; its stream has ended. Text is assumed to be spoken at a
-        constant pace, in bytes of UTF-8 a second: the reply's own if the talker ended its speech by
-        itself, else the session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token,
-        or the character of several tokens, of which less than half was heard.
+        constant pace, in UTF-8 bytes per second: the reply's own if the talker ended its speech,
+        else the session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token, or the
+        character of several tokens, less than half of which was heard.
         Raises MessageError, and OptionError for more seconds than the caller got.
         """
         with self._lock:
@@ -347,10 +345,10 @@ class Session:
             reply.heard_s = seconds
 
     def save(self, path: str | Path) -> None:
-        """Write the session into a file, with which `Qwen3Omni.restore_session` goes on.
+        """Write the session into a file, for `Qwen3Omni.restore_session`.
 
-        It has the turns with their samples and pixels, what was heard, the options, and the user's
-        unfinished turn, and appears whole or not at all. A closed session can be saved, too.
+        It contains the turns with their samples and pixels, what was heard, the options, and the
+        user's unfinished turn. The file is replaced atomically. A closed session can be saved.
         Raises MessageError while a reply streams or a clip has not ended, OutputError, and
         StoredSessionError for a value that JSON lacks.
         """
@@ -361,14 +359,14 @@ class Session:
                     file.write(data)
             except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
                 raise OutputError(
-                    f"{path} can't be written ({error}): the session is not saved. Make room, or "
-                    "name a file in a folder that exists and that you may write to."
+                    f"{path} can't be written ({error}): the session is not saved. Free space, or "
+                    "name a file in a writable folder."
                 ) from error
 
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.
 
-        They are the session's own and must not be changed. Raises MessageError as `save` does.
+        They are the session's own: don't change them. Raises MessageError as `save` does.
         """
         with self._lock:
             if self._streaming():
@@ -397,9 +395,9 @@ class Session:
             }
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Go on with the session that another one's `document` describes, with its options.
+        """Resume the session that another one's `document` describes, with its options.
 
-        The session must be empty: else a MessageError.
+        Raises MessageError if this session is not empty.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -434,7 +432,7 @@ class Session:
         return f"<Session: {', '.join(states)}>"
 
     def close(self) -> None:
-        """End the reply that streams, and prefill ahead; `messages` can still be read."""
+        """End the streaming reply and prefill ahead; `messages` remains readable."""
         with self._lock:
             self._closed = True
             stream = self._stream()
@@ -450,7 +448,6 @@ class Session:
             self.close()
 
     def _begin(self, options: RequestOptions) -> None:
-        """Set the options, and how messages are read with them."""
         prompt_builder, most_tokens = self._model.prompt_builder, self._model.most_tokens
         self._options = options
         self._hear_videos, self._literal_text = options.use_audio_in_video, options.literal_text
@@ -483,8 +480,7 @@ class Session:
         return read_tools(tools, self._reserved, self._check)
 
     def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
-        """Return the turn that `Turn.stored` describes."""
-        # A value that was accepted once is not refused now, such as a text that fits no prompt.
+        # What was accepted once is not refused now, such as a text that fits no prompt.
         message = {name: stored.get(name) for name in ("role", "content", "tool_calls")}
         turn = self._turn_of(message, where, MessageReader(self._reserved, self._load.prepared))
         turn.keep(stored)
@@ -517,10 +513,7 @@ class Session:
             self._clip = None
 
     def _conversation(self, system: Turn | None = None) -> list[Turn]:
-        """Return the turns that the model reads: the history and the user's unfinished turn.
-
-        system: the system message instead of the session's.
-        """
+        """Return the history and the user's unfinished turn. system: see `respond`."""
         return joined_turns([system or self._system, *self._history, self._turn])
 
     def _prompt(
@@ -544,7 +537,7 @@ class Session:
         )
 
     def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
-        """Prefill the final rows ahead when a new window, or a new peak, may have changed them."""
+        """Prefill the final rows when a new window, or a new peak, may have changed them."""
         model, windows = self._model, self._model.prompt_builder.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
         if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():
@@ -562,14 +555,14 @@ class Session:
         model = self._model
         if len(prompt) > model.most_tokens:
             return
-        # A reply alone has a grammar; the prompt has shown the tools.
+        # Only a reply has a grammar; the prompt has shown the tools.
         options = replace(options, tools=(), tool_choice="auto", grammar=None)
         try:
             request = model.request(prompt, options, speak, model.pipeline.clock.now())
-        except OptionError:  # for an unknown speaker; `respond` raises it, or is given another one
+        except OptionError:  # unknown speaker: `respond` raises it, or gets another one
             return
         for earlier in self._ahead:
-            if earlier.slot < 0:  # it has not begun, and the new one has its rows, too
+            if earlier.slot < 0:  # not begun; the new one has its rows, too
                 model.pipeline.cancel(earlier)
         self._ahead = [earlier for earlier in self._ahead if not earlier.ended]
         self._ahead.append(model.pipeline.prefill_ahead(request))

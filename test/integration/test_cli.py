@@ -25,7 +25,7 @@ from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, text, user
 from testing.specs import compiled_here
 
-NO_FORMAT = f"which is no format that speech is written in. End the name with one of {SUFFIXES}."
+NO_FORMAT = f"End the name with one of {SUFFIXES}."
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
     *("--thinker-do-sample", "false", "--talker-do-sample", "false"),
@@ -202,9 +202,9 @@ def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
         (["Hello", "--out", "."], "--out . is a folder"),
         (
             ["Hello", "--out", "o.m4a"],
-            "--out o.m4a ends with .m4a, which is no format that speech is",
+            f"--out o.m4a has the extension .m4a, which is not supported. {NO_FORMAT}",
         ),
-        (["Hello", "--out", "speech"], f"speech has no ending, {NO_FORMAT}"),
+        (["Hello", "--out", "speech"], f"speech has no file extension. {NO_FORMAT}"),
         (["Hello", "--model", "/nowhere"], "does not exist"),
     ):
         model = [] if "--model" in arguments else ["--model", str(checkpoint)]

@@ -47,9 +47,9 @@ def test_raw_samples_are_saved_as_they_are(tmp_path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path) -> None:
     for name, said in (
-        ("a.txt", r"ends with \.txt.*\.wav, \.mp3"),
-        ("a", "has no ending"),
-        ("missing/a.wav", "No such file or directory.*folder that exists"),
+        ("a.txt", r"extension \.txt, which is not supported.*\.wav, \.mp3"),
+        ("a", "has no file extension"),
+        ("missing/a.wav", "No such file or directory.*writable folder"),
         ("a\0.wav", "embedded null byte"),
     ):
         with pytest.raises(OutputError, match=said):

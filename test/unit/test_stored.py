@@ -208,7 +208,7 @@ def test_a_file_that_can_not_be_written_leaves_the_earlier_one(omni, tmp_path, m
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OutputError, match=r"No space left on device.*not saved. Make room"):
+        with pytest.raises(OutputError, match=r"No space left on device.*not saved. Free space"):
             session.save(file)
     assert file.read_bytes() == earlier
     assert list(tmp_path.iterdir()) == [file]

@@ -1,4 +1,4 @@
-"""Events and result of a request; abilities and present work of a loaded model."""
+"""Events and result of a request; abilities and status of a loaded model."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -15,13 +15,13 @@ from qwen3_omni_neuron.errors import OutputError
 SAMPLE_RATE = 24000
 
 FinishReason = Literal["stop", "length", "no_speech", "runaway"]
-_SHOWN_CHARACTERS = 80  # most characters of a text, or bytes, in a repr
-_SHOWN_ITEMS = 4  # most items of a sequence in a repr
-_SHOWN_KEYS = 16  # most keys of a mapping in a repr: more than a model has stages
+_SHOWN_CHARACTERS = 80  # or bytes, in a repr
+_SHOWN_ITEMS = 4
+_SHOWN_KEYS = 16  # more than a model has stages
 
 
 class ShortRepr:
-    """Base of dataclasses with a short repr, which shows no field that has its default."""
+    """Base of dataclasses whose repr is short and omits defaults."""
 
     def __repr__(self) -> str:
         shown = []
@@ -56,7 +56,6 @@ def _short(value: Any) -> str:
 
 
 def _first(shown: Iterable[str], of: Collection[Any], most: int) -> str:
-    """Return the first reprs of a collection's items, and how many items it has if not all."""
     left = [f"... ({len(of)} in all)"] if len(of) > most else []
     return ", ".join([*islice(shown, most), *left])
 
@@ -67,10 +66,10 @@ class Timings(ShortRepr):
 
     queued_s: to the slot. ttft_s: to the first text token. ttfb_s: to the first audio sample; None
     without speech. total_s: to the last event. audio_s: duration of the audio. rtf: time of the
-    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and of those with rows
-    computed earlier. text_tokens: of the text. frames: of speech. prompt_audio_tokens,
+    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and those with rows from
+    the cache. text_tokens: of the text. frames: of speech. prompt_audio_tokens,
     prompt_image_tokens: of audio, and of images and videos. speech_s: time of calls since the first
-    token, by stage. slow_stage: the stage whose calls took longest, if longer than the audio.
+    token, by stage. slow_stage: the slowest stage, if its calls took longer than the audio.
     """
 
     queued_s: float
@@ -91,15 +90,15 @@ class Timings(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SpeechResult(ShortRepr):
-    """Complete reply. A notebook shows it as its text and a player of its sound.
+    """Complete reply. A notebook shows its text and a player.
 
-    text: without special tokens. token_ids: generated ids, EOS included when it was produced.
+    text: without special tokens. token_ids: generated ids, EOS included if generated.
     codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at sample_rate Hz.
     Finish reasons: "stop" (the model ended), "length" (a limit did), and for the talker "no_speech"
-    and "runaway" (see runtime.runaway). seed: with which the request can be repeated. logprobs:
-    log-probability of each of token_ids, where asked for, by the thinker's logits as they are.
-    top_logprobs: the likeliest ids and their log-probabilities, for each of them. warnings: about
-    files of its prompt that were not used whole, or not as they are.
+    and "runaway" (see runtime.runaway). seed: repeats the request. logprobs: log-probability of
+    each of token_ids, if requested, by the thinker's unmodified logits. top_logprobs: the likeliest
+    ids and their log-probabilities, for each of them. warnings: about prompt files that were not
+    used whole, or not unchanged.
     """
 
     text: str
@@ -118,7 +117,7 @@ class SpeechResult(ShortRepr):
     def save(self, path: str | Path) -> None:
         """Write the speech into a sound file: .wav, .mp3, .flac, .opus, .ogg or .pcm by its name.
 
-        The file appears whole, in place of an earlier one, or not at all.
+        The file is replaced atomically.
         Raises OutputError for another name, a file that can't be written, and a reply without
         speech.
         """
@@ -129,12 +128,12 @@ class SpeechResult(ShortRepr):
             file.write(self.audio)
 
     def play(self) -> None:
-        """Play the speech: in a notebook by a player on its page, elsewhere by this machine.
+        """Play the speech: in a notebook by a player on its page, else by this machine.
 
-        Returns when the speech has been played; in a notebook at once. It takes one of
-        the programs of `events.playing.PROGRAMS`.
-        Raises NotInstalledError without one, and OutputError for a loudspeaker that
-        can't be used and a reply without speech.
+        Returns when it has been played; in a notebook at once. Needs one of the programs of
+        `events.playing.PROGRAMS`.
+        Raises NotInstalledError without one, and OutputError if the loudspeaker can't be used or
+        the reply has no speech.
         """
         from qwen3_omni_neuron.events.playing import play
 
@@ -142,7 +141,6 @@ class SpeechResult(ShortRepr):
         play(self.audio, self.sample_rate)
 
     def _repr_html_(self) -> str:
-        """Return the text and a player of the sound, as a notebook's page shows a value."""
         from qwen3_omni_neuron.events.playing import player
 
         shown = f"<p>{escape(self.text)}</p>"
@@ -158,7 +156,7 @@ class SpeechResult(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class TextDelta(ShortRepr):
-    """Next part of the text, in whole characters, with its token ids.
+    """Next part of the text, in whole characters.
 
     logprobs, top_logprobs: as in SpeechResult.
     """
@@ -173,8 +171,7 @@ class TextDelta(ShortRepr):
 class AudioChunk(ShortRepr):
     """Next part of the audio.
 
-    samples: float32 [samples]. first_sample: its index in the reply. frames: number of codec
-    frames.
+    samples: float32 [samples]. first_sample: its index in the reply. frames: codec frames.
     """
 
     samples: NDArray[np.float32]
@@ -196,10 +193,10 @@ Event = TextDelta | AudioChunk | Finished
 class ModelInfo:
     """Abilities and sizes of a loaded model.
 
-    speakers: names of its voices. thinks: a reply may begin with reasoning, which ends with
-    </think>. takes_tools: its template shows tools to the model. slots: requests that run at a
-    time. max_queued: requests that may wait. context_length: positions of a slot's KV cache.
-    introduction, questions: what the checkpoint says of itself, and questions that it answers.
+    speakers: its voices. thinks: replies may begin with reasoning, which ends with </think>.
+    takes_tools: its template shows tools. slots: concurrent requests. max_queued: requests that
+    may wait. context_length: positions of a slot's KV cache. introduction, questions: the
+    checkpoint's description of itself, and questions that it answers.
     """
 
     speakers: tuple[str, ...]
@@ -226,10 +223,10 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Status:
-    """Work of a loaded model now.
+    """Current work of a loaded model.
 
-    running, queued: numbers of requests. stages: times by stage. fault: why a stage can't work any
-    more; None if all work.
+    running, queued: numbers of requests. stages: times by stage. fault: why a stage failed, None
+    if all work.
     """
 
     running: int

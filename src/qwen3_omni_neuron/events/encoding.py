@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
 """Formats of `SoundWriter`."""
 STREAMED_FORMATS = ("pcm16", "wav")
-"""Formats that can be streamed while the reply is generated, without an encoder's delay."""
+"""Formats that can be streamed during generation, without an encoder's delay."""
 MEDIA_TYPES = {
     "wav": "audio/wav",
     "mp3": "audio/mpeg",
@@ -27,10 +27,10 @@ _LIBSNDFILE = {
 }
 _UNKNOWN_SIZE = 0xFFFFFFFF  # players read it as "until the end"
 _HEADER_BYTES = 44
-# For larger arrays numpy releases the GIL. The server's event loop would then wait for the stages'
-# threads to give it back, which takes longer than a few more operations.
+# For larger arrays numpy releases the GIL; the server's event loop would wait longer to get it back
+# than the conversion takes.
 _UNRELEASED = 500
-_FEW_SAMPLES = 8000  # a first chunk, which the listener waits for, has fewer
+_FEW_SAMPLES = 8000  # a first chunk has fewer
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
@@ -46,7 +46,7 @@ def samples_of_pcm16(data: bytes) -> NDArray[np.float32]:
 
 
 def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
-    """Return the header of a mono 16-bit WAV. data_bytes: None if the size is not known yet."""
+    """Return the header of a mono 16-bit WAV. data_bytes: None if unknown."""
     size = _UNKNOWN_SIZE if data_bytes is None else data_bytes
     whole = _UNKNOWN_SIZE if data_bytes is None else data_bytes + _HEADER_BYTES - 8
     form = (1, 1, sample_rate, 2 * sample_rate, 2, 16)
@@ -60,7 +60,7 @@ def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
 
 
 class SoundWriter:
-    """Encoder of mono samples into a file, in 16 bits if lossless; Opus comes in Ogg."""
+    """Encoder of mono samples into a file, in 16 bits if lossless; Opus in Ogg."""
 
     def __init__(self, file: bytes | BinaryIO, sample_rate: int, sound_format: str):
         """file: its path, or an open file. sound_format: one of SOUND_FORMATS.

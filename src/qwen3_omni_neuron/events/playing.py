@@ -1,4 +1,4 @@
-"""Playing of speech: by a player on a notebook's page, or by a program."""
+"""Playback of speech by a notebook's player, or by a program."""
 
 import shutil
 import subprocess
@@ -22,15 +22,15 @@ PROGRAMS = {
     "afplay": (),
     "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error"),
 }
-"""Programs that play a WAV file, with their arguments before its name."""
+"""Programs that play a WAV file, with the arguments before its name."""
 _ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav"), or --out speech.wav.'
-_SHOWN_CHARACTERS = 300  # most characters of a program's own error
+_SHOWN_CHARACTERS = 300  # of a program's own error
 
 
 def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = False) -> str:
-    """Return an HTML element that plays float32 [samples], which are in it as a WAV file.
+    """Return an HTML element that contains float32 [samples] as a WAV file and plays them.
 
-    autoplay: begin as soon as it is shown.
+    autoplay: begin when shown.
     """
     data = b64encode(encode_sound(samples, sample_rate, "wav")).decode()
     begins = " autoplay" if autoplay else ""
@@ -38,9 +38,9 @@ def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = Fals
 
 
 def play(samples: NDArray[np.float32], sample_rate: int) -> None:
-    """Play float32 [samples] in [-1, 1], and return when they were played; in a notebook at once.
+    """Play float32 [samples] in [-1, 1] to their end; in a notebook return at once.
 
-    Raises NotInstalledError without a player, OutputError where a player fails.
+    Raises NotInstalledError without a player, OutputError if it fails.
     """
     if _in_notebook():
         from IPython.display import HTML, display
@@ -51,19 +51,17 @@ def play(samples: NDArray[np.float32], sample_rate: int) -> None:
 
 
 def check_player() -> None:
-    """Raise NotInstalledError where `play` has no player outside of a notebook."""
+    """Raise NotInstalledError if `play` would find no player."""
     _program()
 
 
 def _in_notebook() -> bool:
-    """Return whether a kernel of Jupyter runs this, which shows values on a page."""
     module: Any = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 def _program() -> str:
-    """Return the path of one of PROGRAMS. Raises NotInstalledError where there is none."""
     found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if found is None:
         raise NotInstalledError(
@@ -89,6 +87,6 @@ def _play_by_program(samples: NDArray[np.float32], sample_rate: int) -> None:
     if done.returncode:
         said = printable(" ".join(done.stderr.split()), _SHOWN_CHARACTERS) or "nothing"
         raise OutputError(
-            f"{found} could not play the speech: it ended with {done.returncode} and said: {said}. "
+            f"{found} could not play the speech, status {done.returncode}: {said}. "
             f"Check the loudspeaker. {_ELSE}"
         )

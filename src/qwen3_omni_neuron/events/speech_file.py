@@ -1,4 +1,4 @@
-"""Output file of speech, which appears at its path only when it is complete."""
+"""Output file of speech, which appears only when it is complete."""
 
 import os
 import secrets
@@ -19,27 +19,28 @@ _FORMATS = {
     **{".opus": "opus", ".ogg": "opus", ".pcm": "pcm16"},
 }
 SUFFIXES = ", ".join(_FORMATS)
-"""Ends of the names that a SpeechFile may have, for messages."""
+"""File extensions of a SpeechFile, for messages."""
 
 
 class SpeechFile:
-    """Sound file that is renamed from a temporary name when it is complete.
+    """Sound file, renamed from a temporary name when it is complete.
 
-    The end of its name says the format: see SUFFIXES. Used in a `with` block; an error in it leaves
-    an earlier file unchanged.
+    The extension selects the format: see SUFFIXES. Used in a `with` block; after an error an
+    earlier file is unchanged.
     """
 
     def __init__(self, path: Path, sample_rate: int):
-        """Raises OutputError when the name is of no format, or of a folder."""
+        """Raises OutputError for an unknown extension, or a folder."""
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file, such as speech.wav.")
         found = _FORMATS.get(path.suffix.lower())
         if found is None:
-            kind = f"ends with {path.suffix}" if path.suffix else "has no ending"
-            raise OutputError(
-                f"{path} {kind}, which is no format that speech is written in. End the name with "
-                f"one of {SUFFIXES}."
+            kind = (
+                f"has the extension {path.suffix}, which is not supported"
+                if path.suffix
+                else "has no file extension"
             )
+            raise OutputError(f"{path} {kind}. End the name with one of {SUFFIXES}.")
         self._path, self._sample_rate, self._format = path, sample_rate, found
         self._temporary = Path()
         self._writer: SoundWriter | None = None
@@ -52,8 +53,7 @@ class SpeechFile:
         except (OSError, ValueError) as error:  # a ValueError for a zero byte in the name
             said = error.strerror if isinstance(error, OSError) else error
             raise OutputError(
-                f"{self._path} can't be written ({said}). Choose a folder that exists "
-                "and that you may write to."
+                f"{self._path} can't be written ({said}). Choose a writable folder."
             ) from error
         try:
             with self._output_errors():

@@ -10,11 +10,10 @@ CAPACITY = 1024
 
 
 class TokenBuffer:
-    """Token ids of one request's text rows: every token, tts_eos once, and tts_pad from then on.
+    """Token ids of one request's text rows: every token, tts_eos once, then tts_pad.
 
-    changed: condition of the reader's stage, whose lock guards every field. on_space: wakes a
-    writer that waits. written: number of tokens. closed: the text has ended. end_taken: tts_eos was
-    taken.
+    changed: condition of the reader's stage; its lock guards every field. on_space: wakes a waiting
+    writer. written: number of tokens. closed: the text has ended. end_taken: tts_eos was taken.
     """
 
     def __init__(
@@ -34,11 +33,11 @@ class TokenBuffer:
 
     @property
     def has_space(self) -> bool:
-        """True if one more token has space."""
+        """True if one more token fits."""
         return self._abandoned or len(self._tokens) < CAPACITY
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether that many tokens have space; if not, `on_space` wakes the writer later."""
+        """Return whether that many tokens fit; if not, `on_space` wakes the writer later."""
         space = self._abandoned or len(self._tokens) + tokens <= CAPACITY
         self._wanted = 0 if space else tokens
         return space
@@ -49,7 +48,7 @@ class TokenBuffer:
         return bool(self._tokens) or self.closed
 
     def put(self, token_id: int) -> None:
-        """Append a token. The writer has asked `may_put`."""
+        """Append a token, after `may_put`."""
         assert not self.closed, "a closed buffer takes no token"
         self.written += 1
         if self._abandoned:
@@ -58,26 +57,26 @@ class TokenBuffer:
         self._changed.notify_all()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the text, with its error. Only the first call counts."""
+        """End the text, with its error; later calls change nothing."""
         if not self.closed:
             self.closed, self._error = True, error
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Drop the tokens, and later ones: the reader has left."""
+        """Drop all tokens: the reader has gone."""
         self._abandoned = True
         self._tokens.clear()
         if self._wanted:
             self._on_space()
 
     def take_first(self) -> int | None:
-        """Remove and return the first token, None if the text is empty; see `take`."""
+        """Remove and return the first token; None if the text is empty."""
         if self._error is not None:
             raise self._error
         return self._pop() if self._tokens else None
 
     def take(self) -> int:
-        """Return the next row's token id, once `ready`. Raises the error of `close`."""
+        """Return the next row's token id, once `ready`. Raises `close`'s error."""
         if self._error is not None:
             raise self._error
         if self._tokens:
@@ -100,17 +99,17 @@ MAX_CHUNKS = 32  # each is at most 2 s
 
 
 class TextEnd:
-    """Item that follows the last token."""
+    """End of the tokens."""
 
 
 Item = int | AudioChunk | TextEnd
 
 
 class Output:
-    """Tokens and audio chunks of one request, in their order.
+    """Bounded queue of one request's tokens and audio chunks.
 
-    The queue is bounded: a caller that does not read stalls its own request. The lock of `changed`
-    guards every field. on_change: called wherever `changed` is notified, for an event loop.
+    A caller that does not read stalls its own request. The lock of `changed` guards every field.
+    on_change: called whenever `changed` is notified, for an event loop.
     """
 
     def __init__(
@@ -128,18 +127,18 @@ class Output:
 
     @property
     def has_space_for_token(self) -> bool:
-        """True if a token has space."""
+        """True if a token fits."""
         return len(self._items) - self._chunks < MAX_TOKENS
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether that many tokens have space; if not, the thinker's stage is woken."""
+        """Return whether that many tokens fit; if not, the thinker's stage is woken later."""
         space = len(self._items) - self._chunks + tokens <= MAX_TOKENS
         self._wanted = 0 if space else tokens
         return space
 
     @property
     def has_space_for_chunk(self) -> bool:
-        """True if a chunk has space."""
+        """True if a chunk fits."""
         return self._chunks < MAX_CHUNKS
 
     @property
@@ -153,7 +152,7 @@ class Output:
         return self._chunks > 0
 
     def put(self, item: Item) -> None:
-        """Append an item, for which there is space."""
+        """Append an item that fits."""
         self._chunks += isinstance(item, AudioChunk)
         self._items.append(item)
         self.notify()
@@ -165,7 +164,7 @@ class Output:
             self.on_change()
 
     def take(self) -> Item | None:
-        """Remove and return the oldest item, None if there is none."""
+        """Remove and return the oldest item, or None."""
         if not self._items:
             return None
         had_space = self.has_space_for_chunk

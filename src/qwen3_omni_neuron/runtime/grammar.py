@@ -1,6 +1,6 @@
 """Grammars of replies: compiled before a reply begins, then a mask of tokens for each step.
 
-They come from strangers: they are bounded here, and run in processes that may die.
+They are hostile input: bounded here, and run in processes that may die.
 """
 
 import importlib.util
@@ -39,9 +39,9 @@ from qwen3_omni_neuron.runtime.stop_strings import (
 )
 
 MOST_ERROR_CHARACTERS = 400
-MOST_CHARACTERS = 1 << 18  # all schemas of a request together
+MOST_CHARACTERS = 1 << 18  # of all schemas of a request
 MOST_DEPTH = 64  # lists and objects inside each other in a schema's JSON
-# Compiling takes time in the square of the optional properties: 40 ms for 300, 0.3 s for 1000.
+# Compile time grows with the square of optional properties: 40 ms for 300, 0.3 s for 1000.
 MOST_OPTIONAL = 500
 # OpenAI's limits.
 MOST_PROPERTIES = 5000
@@ -50,17 +50,17 @@ MOST_ENUM_VALUES = 1000
 MOST_NAME_CHARACTERS = 120_000
 _REFUSED = ("allOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
 _TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: of the same object
-# Beside these, an object may have keys that its properties do not name.
+# With these, an object may have keys beyond its properties.
 _FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
 _FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DATE = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-_TIME = r"(..:..:[0-5]|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"  # leap seconds come at midnight of UTC
+_TIME = r"(..:..:[0-5]|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"  # leap seconds: midnight UTC
 _FORMATS = {"date": f"^{_DATE}", "time": f"^{_TIME}", "date-time": f"^{_DATE}.*[Tt]{_TIME}"}
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OBJECTS = ("properties", "$defs", "definitions", "patternProperties")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
-# As Qwen's chat templates write it; flexible white space could go on without end.
+# As Qwen's chat templates write it; flexible white space could be endless.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 Json = dict[str, Any]
@@ -71,16 +71,16 @@ class Vocabulary(TextCodec, Protocol):
 
     @property
     def thinks(self) -> bool:
-        """Replies begin with reasoning."""
+        """True if replies begin with reasoning."""
         ...
 
     @property
     def added_tokens(self) -> Sequence[str]:
-        """Texts of special tokens."""
+        """Special tokens' texts."""
         ...
 
     def tokenizer_json(self) -> str:
-        """Return the tokenizer in the format of `tokenizers`."""
+        """Return the tokenizer in `tokenizers` format."""
         ...
 
 
@@ -89,7 +89,7 @@ class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
     vocab_size: number of logits. after: strings that the reply writes freely, in this order, before
-    the grammar holds. repeats: it holds again after the last of them, else the reply ends with it.
+    the grammar applies. repeats: it applies again after the last one, else the reply ends with it.
     """
 
     compiled: CompiledGrammar
@@ -118,22 +118,22 @@ class GrammarState:
 
     @property
     def pending(self) -> bool:
-        """True while its mask is computed."""
+        """True while its mask is being computed."""
         return self._marker is None and self._matcher.pending
 
     @property
     def ended(self) -> bool:
-        """True if the grammar ends the reply here. Valid unless `pending`."""
+        """True if the reply must end here. Valid unless `pending`."""
         return self._marker is None and self._matcher.stopped
 
     @property
     def mask(self) -> Mask | None:
-        """The next token's mask, see `engines.sampling.Sampler`. None: every token is allowed."""
+        """The next token's mask, see `engines.sampling.Sampler`; None allows all."""
         return None if self._marker is not None else self._matcher.mask
 
     @property
     def error(self) -> GrammarError | None:
-        """Why the reply can't go on. Valid unless `pending`."""
+        """Why the reply can't continue. Valid unless `pending`."""
         if self._marker is not None or self._matcher.failure is None:
             return None
         reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
@@ -151,7 +151,7 @@ class GrammarState:
             self._wait(self._grammar.encode(rest) if rest else [])
 
     def close(self) -> None:
-        """Free it."""
+        """Free the state."""
         self._matcher.close()
 
     def settle(self) -> None:
@@ -161,7 +161,6 @@ class GrammarState:
             self._wait([])
 
     def _wait(self, token_ids: list[int]) -> None:
-        """Wait for the next marker, or begin the grammar."""
         self._marker = None
         if self._waits:
             self._marker = Marker(self._waits.pop(0), self._grammar.decode)
@@ -170,14 +169,14 @@ class GrammarState:
 
 
 def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
-    """Get the masks of states, waiting `most_s` seconds at most."""
+    """Get the masks of states, waiting at most `most_s` seconds."""
     wait([state._matcher for state in states if state.pending], most_s)
     for state in states:
         state.settle()
 
 
 class Grammars:
-    """Compiler of grammars for one checkpoint. Several threads may use it."""
+    """Thread-safe compiler of grammars for one checkpoint."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, end_id: int):
         """vocab_size: number of logits. end_id: ends a turn."""
@@ -185,7 +184,7 @@ class Grammars:
         self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id)
 
     def compile(self, options: RequestOptions) -> Grammar | None:
-        """Compile what a request asks for; None if its reply is free.
+        """Compile a request's grammar; None if its reply is free.
 
         Raises OptionError for an invalid grammar, schema or choice of tools, BusyError,
         ClosedError, and NotInstalledError.
@@ -211,7 +210,7 @@ class Grammars:
         assert not isinstance(given, PreparedGrammar)
         if not choice.functions and given is None:
             return None
-        # The grammar holds a call alone, after its <tool_call>.
+        # The grammar covers only a call, after its <tool_call>.
         free = given is None and not choice.required
         if not _has_guidance():
             if free and not any(map(_is_strict, choice.functions)):
@@ -223,7 +222,7 @@ class Grammars:
         _check_schemas(given or {}, choice.functions)
         body = {} if given is None else _body(given)
         rules = self._rules(body, choice, free)
-        # llguidance may refuse schemas that are not strict: these hold to any object.
+        # llguidance may refuse lenient schemas: these accept any object.
         first = len(rules) - len(choice.functions)
         less = {"json_schema": _styled(_ANY_OBJECT)}
         lenient = [
@@ -275,12 +274,11 @@ class Grammars:
         return rules
 
     def _marker(self, name: str) -> str:
-        """A token of its own where the vocabulary has it."""
         return name if name in self._vocabulary.added_tokens else json.dumps(name)
 
 
 def check_bounds(schemas: Mapping[str, Any]) -> None:
-    """Refuse schemas, by name, that are too large to compile. Raises OptionError."""
+    """Raise OptionError for schemas, by name, that are too large to compile."""
     size = properties = optional = 0
     for where, schema in schemas.items():
         if not isinstance(schema, Mapping):
@@ -307,18 +305,18 @@ def check_bounds(schemas: Mapping[str, Any]) -> None:
     ):
         if count > most:
             names = ", ".join(schemas) if len(schemas) < 4 else f"{len(schemas)} schemas"
-            raise OptionError(f"{names}: {count} {kind}, and at most {most} are taken together.")
+            raise OptionError(f"{names}: {count} {kind}, more than the limit of {most}.")
 
 
 def check_strict(schema: Mapping[str, Any], where: str) -> None:
-    """Check OpenAI's rules for a strict schema. Raises OptionError for the first breach.
+    """Raise OptionError for the first breach of OpenAI's rules for strict schemas.
 
     Source: OpenAI's guide to structured outputs, "Supported schemas".
     """
     values = characters = 0
     breach = None
     if schema.get("type") != "object" or "anyOf" in schema:
-        breach = "its root must be of type object, and no anyOf"
+        breach = "its root must be of type object, without anyOf"
     for one, depth in _schemas(schema):
         if depth > MOST_NESTED:
             breach = breach or f"its objects are nested deeper than {MOST_NESTED} levels"
@@ -341,7 +339,6 @@ def check_strict(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _breach(one: Mapping[str, Any]) -> str | None:
-    """Return what breaks the rules in one schema, None if nothing."""
     for name in _REFUSED:
         if name in one:
             return f"{name} is not supported in strict schemas"
@@ -362,7 +359,7 @@ def _breach(one: Mapping[str, Any]) -> str | None:
 
 
 def _check_depth(schema: Mapping[str, Any], where: str) -> None:
-    """Check level by level: recursion would end at Python's limit."""
+    """Check level by level: recursion would reach Python's limit."""
     level: list[Any] = [schema]
     for _ in range(MOST_DEPTH):
         inner = [v for one in level for v in (one.values() if isinstance(one, Mapping) else one)]
@@ -374,9 +371,9 @@ def _check_depth(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield a schema and all schemas in it, with their depth of objects.
+    """Yield a schema and all schemas in it, with their depth of objects; without recursion.
 
-    Without recursion: a schema may be deep. References are not followed.
+    References are not followed.
     """
     waiting: list[tuple[Any, int]] = [(schema, 1)]
     while waiting:
@@ -415,7 +412,7 @@ def _body(given: Mapping[str, Any]) -> Json:
     ((kind, text),) = given.items()
     if len(text) > MOST_CHARACTERS:
         raise OptionError(
-            f"the grammar has {len(text)} characters, and at most {MOST_CHARACTERS} are taken."
+            f"the grammar has {len(text)} characters, more than the limit of {MOST_CHARACTERS}."
         )
     try:
         text.encode()
@@ -430,9 +427,8 @@ def _parameters(function: Mapping[str, Any]) -> Any:
 
 
 def _arguments(function: Mapping[str, Any]) -> Json:
-    """Return the schema of a call's arguments: an object of the keys that it names."""
     schema = {**(function.get("parameters") or {}), "type": "object"}
-    # Parts that describe one object together can't be closed each.
+    # Parts that together describe one object can't be closed separately.
     divided = any(
         "allOf" in one or ("properties" in one and not _TOGETHER.isdisjoint(one))
         for one, _ in _schemas(schema)
@@ -445,7 +441,7 @@ def _each_closed(schema: Mapping[str, Any]) -> Json:
 
 
 def _closed(schema: Json) -> Json:
-    """Return a schema that refuses further keys, where it names some."""
+    """Return a schema that rejects further keys, if it names some."""
     names, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(names, Mapping) or not isinstance(required, list | tuple):
         return schema
@@ -454,8 +450,6 @@ def _closed(schema: Json) -> Json:
 
 
 def _changed(schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Json]) -> Json:
-    """Return a schema with each schema right in it changed."""
-
     def one(value: Any) -> Any:
         return change(value) if isinstance(value, Mapping) else value
 
@@ -470,7 +464,7 @@ def _changed(schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Js
 
 
 def _real(schema: Mapping[str, Any]) -> Json:
-    """Return a schema whose dates and times exist: llguidance has each year's 29 February."""
+    """Return a schema that rejects dates that don't exist, such as 29 February 2025."""
     made, form = _changed(schema, _real), schema.get("format")
     pattern = _FORMATS.get(form) if isinstance(form, str) else None
     given = made.get("allOf", [])

@@ -35,17 +35,17 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # poll for processes that have ended
+LOOK_S = 0.25  # poll interval for processes that have ended
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause
 GREEDY = GenerationDefaults()
 StageTasks = list[tuple[Stage[Any], Task]]  # each with its stage
 
 
 class Pipeline:
-    """Runner of up to `slots` requests at a time, each in the same slot of every engine.
+    """Runner of up to `slots` concurrent requests, each in the same slot of every engine.
 
-    One lock guards everything that threads share: the fields here, in the stages, in the requests.
-    It is never held during an engine's call.
+    One lock guards all shared fields: here, in the stages, in the requests. It is never held during
+    an engine's call.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class Pipeline:
     ):
         """Start the stages.
 
-        max_queued: requests that may wait for a slot. defaults: the checkpoint's sampling of text.
+        max_queued: requests that may wait for a slot. defaults: the checkpoint's text sampling.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
         self._max_queued = max_queued
-        # The garbage collector may run SpeechStream.__del__ in any line that holds the lock.
+        # The garbage collector may run SpeechStream.__del__ while the lock is held.
         self._lock = OwnLock()
         self._free_slots = list(range(engines.thinker.slots))  # least recently used first
         # By slot: until when its prefill ahead is awaited.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
-        self._ended_s: dict[str | None, float] = {}  # by owner that waits: its last request's end
-        # The request that gets its slot.
+        self._ended_s: dict[str | None, float] = {}  # by waiting owner: its last request's end
+        # The request that gets a request's slot.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
         )
@@ -116,7 +116,7 @@ class Pipeline:
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it.
 
-        after: a request whose slot this one takes. Returns the request and its position in the
+        after: a request whose slot this one gets. Returns the request and its position in the
         queue, 0 if it has a slot. Raises OptionError for chunk sizes that are not compiled,
         BusyError, ClosedError, and EngineDiedError.
         """
@@ -143,7 +143,7 @@ class Pipeline:
             return live, before + 1
 
     def warm_up(self, request: Request) -> None:
-        """Run the first request to its end; `status` doesn't count its calls."""
+        """Run the first request to its end, uncounted by `status`."""
         live, _ = self.submit(request)
         with live.output.changed:
             while live.holders:
@@ -154,10 +154,10 @@ class Pipeline:
             raise live.error
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
-        """Compute the rows of a request's prompt, for a later request that will begin with them.
+        """Compute the rows of a request's prompt, for a later request that begins with them.
 
         It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends by
-        `cancel`, or when a request needs the slot, which others take last for AWAITED_S. Raises
+        `cancel`, or when a request needs the slot, which others get last for AWAITED_S. Raises
         ClosedError and EngineDiedError.
         """
         never_s = threading.TIMEOUT_MAX
@@ -172,7 +172,7 @@ class Pipeline:
     def cancel(self, live: LiveRequest, timeout_s: float = 0.0) -> None:
         """End a request without an error; each stage drops it at its next step.
 
-        timeout_s: longest wait for that; the slot then has the rows of its last call.
+        timeout_s: longest wait for that; the slot then contains the rows of its last call.
         """
         deadline_s = self.clock.now() + timeout_s
         with live.output.changed:
@@ -181,10 +181,10 @@ class Pipeline:
                 live.output.changed.wait(deadline_s - self.clock.now())
 
     def call_without_waiting(self, close: Callable[[], None]) -> None:
-        """Call a function that takes the lock, in another thread if it is held: for finalizers.
+        """Call a function that acquires the lock, in another thread if it is held: for finalizers.
 
-        They run in any line of a thread, which may hold a lock for which the holder of this one
-        waits, such as that of a logging handler.
+        A finalizer may run in any line, in a thread that holds a lock, such as a logging
+        handler's, for which this lock's holder waits.
         """
         check_not_forked()
         if self._lock.acquire(blocking=False):
@@ -193,13 +193,13 @@ class Pipeline:
             finally:
                 self._lock.release()
         else:
-            with suppress(RuntimeError):  # at exit no thread begins
+            with suppress(RuntimeError):  # at exit no thread starts
                 threading.Thread(target=close, daemon=True).start()
 
     def status(self) -> Status:
-        """Return the requests that run and wait, each engine's work, and a stage's fault."""
+        """Return the numbers of requests, each engine's work, and a stage's fault."""
         check_not_forked()
-        # Without the lock: the stages hold it at every step, and a server asks before each request.
+        # Without the lock, which stages hold at every step: servers call this before each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
         return Status(len(self._running), self._queued, stages, fault)
@@ -207,7 +207,7 @@ class Pipeline:
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
 
-        join_timeout_s: longest wait for each thread, which may be in an engine's call.
+        join_timeout_s: longest wait for each thread, which may be in an engine call.
         """
         with self._lock:
             self._closed = True
@@ -217,8 +217,7 @@ class Pipeline:
             for stage in self._stages:
                 stage.close()
         if threading.current_thread() in (self._watch, *(s.thread for s in self._stages)):
-            # The garbage collector may close a dropped model within an engine's call, for whose end
-            # `close` waits.
+            # The garbage collector may close a model in an engine call, for which `close` waits.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
         else:
             self._end_engines(join_timeout_s)
@@ -238,7 +237,6 @@ class Pipeline:
         return sum(not live.ended and not live.request.ahead for live in waiting)
 
     def _watch_engines(self, faults: Sequence[tuple[Stage[Any], Fault]]) -> None:
-        """Fail the stages whose engines have died, in real time."""
         while not self._ending.wait(LOOK_S):
             for stage, fault in faults:
                 try:
@@ -251,7 +249,6 @@ class Pipeline:
                         stage.fail(error)
 
     def _check_stages(self, tasks: StageTasks) -> None:
-        """Raise the error of a request that can't run."""
         if self._closed:
             raise ClosedError("this model was closed; load it again.")
         for stage, _ in tasks:
@@ -259,7 +256,6 @@ class Pipeline:
                 raise EngineDiedError(str(stage.fault))
 
     def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
-        """Make a request and the tasks that the stages get once it has a slot."""
         reader = self._talker if request.speak else self._thinker
         text = TokenBuffer(
             reader.changed, self._thinker.wake, self._config.tts_eos_id, self._config.tts_pad_id
@@ -290,7 +286,7 @@ class Pipeline:
     def _admit(self) -> None:
         """Give free slots to requests in turn, then to one prefill ahead at a time.
 
-        The lock is held, as in all methods below.
+        Like all methods below, called with the lock held.
         """
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:
@@ -303,7 +299,6 @@ class Pipeline:
                     live.end()
 
     def _next(self) -> LiveRequest | None:
-        """Return the request for the next free slot."""
         waiting = [live for live, _ in self._queue if not live.request.ahead]
         owners = {live.owner for live in waiting}
         self._ended_s = {owner: at_s for owner, at_s in self._ended_s.items() if owner in owners}
@@ -342,7 +337,6 @@ class Pipeline:
             stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
-        """Free the slot of a request that all stages have dropped."""
         if live.holders == 0:
             live.end()
             self._running.discard(live)
@@ -359,7 +353,6 @@ class Pipeline:
                 self._admit()
 
     def _on_fault(self, stage: Stage[Any]) -> None:
-        """End the waiting requests that need this stage."""
         for live, tasks in (*self._queue, *self._successors.values()):
             if any(needed is stage for needed, _ in tasks):
                 live.end(stage.fault)
@@ -373,7 +366,6 @@ class Pipeline:
         self._talker.on_progress()
 
     def _wake(self) -> None:
-        """Make every stage select again."""
         with self._lock:
             for stage in self._stages:
                 stage.wake()

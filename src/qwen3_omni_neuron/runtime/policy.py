@@ -1,13 +1,12 @@
 """Scheduling: whose call is next, by two rules and a queue by owner.
 
 A *starter* is a speaking request whose text has begun and whose first chunk is not decoded; a
-*listener* is one whose first chunk is decoded, until its speech is over. It is *short* where a
-player that started at the first sample has audio for less than SHORT_S, and for less than
-SHORT_FRAMES of its frames take.
+*listener* is one from its first chunk to the end of its speech. It is *short* if a player
+that started at the first sample has audio for less than min(SHORT_S, SHORT_FRAMES x frame time).
 
-1. **The next first sample goes first**, where stages share cores. A starter's next token waits
-   until its next frame needs it: 148 ms to the first sample instead of 187 (one client, profile
-   `expected`). While somebody starts or is short, a listener's text is at most one token ahead of
+1. **The next first sample goes first**, if stages share cores. A starter's next token waits until
+   its next frame needs it: 148 ms to the first sample instead of 187 (one client, profile
+   `expected`). While a request starts or is short, a listener's text is at most one token ahead of
    its frames. From TOGETHER_S before a starter's prefill is expected to end until its first chunk
    is decoded, frames and chunks of listeners that are not short wait: 43.5 ms instead of 61.8
    (`small`, eight clients: docs/benchmarks/serving.md).
@@ -16,10 +15,10 @@ SHORT_FRAMES of its frames take.
    `port-167`). Prompts of at most TOGETHER_S in all are computed without a step between: 15.4 ms
    instead of 23.5 for eight of 2 ms. A prefill ahead waits for everybody: 0.03 s of silence instead
    of 1.9 beside prompts of 832 rows of 2 ms.
-3. **Owners take turns** for slots, encoders and prefills (`turns`). Where another owner has been
-   within RECENT_S, a call of a prefill takes SHARED_CHUNK_S at most; where another owner's text is
-   being written, the prefilling owner's next call waits as long as its last one took: 45 ms for
-   another owner's small chat instead of 421 (beside prompts of 3,510 rows, two cores).
+3. **Owners take turns** for slots, encoders and prefills (`turns`). If another owner was active
+   within RECENT_S, a prefill call lasts SHARED_CHUNK_S at most; while another owner's text is
+   being written, the next call waits as long as the last one lasted: 45 ms for another owner's
+   small chat instead of 421 (beside prompts of 3,510 rows, two cores).
 
 Profiles are those of bench/replay.py with shared cores and 24 requests.
 """
@@ -34,12 +33,12 @@ from qwen3_omni_neuron.runtime.stage import AnyTask, Task
 
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
-TOGETHER_S = 0.02  # prompts computed without a step between: a quarter of a frame
+TOGETHER_S = 0.02  # prompts without a step between: a quarter of a frame
 PREFILL_CHUNK_S, SHARED_CHUNK_S = 0.1, 0.025  # one call of a chunked prefill
-RECENT_S = 1.0  # an owner between two requests counts among the others for so long
+RECENT_S = 1.0  # an owner between two requests still counts
 LEAST_CHUNK_ROWS = 128
 AHEAD_ROWS = 128  # a window of speech has 104
-LEAST_HOLD_S = 1e-3  # a wait is not more exact, and costs a wake-up
+LEAST_HOLD_S = 1e-3  # shorter waits are inexact, and cost a wake-up
 
 Owner = str | None
 
@@ -55,23 +54,23 @@ class SchedulingPolicy:
         self._running = running
         self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of its rows
         self.step_s = 0.0  # the thinker's last
-        self._ended_s: dict[Owner, float] = {}  # each owner's last request, the oldest one first
+        self._ended_s: dict[Owner, float] = {}  # each owner's last request, oldest first
         self._last_prefill: tuple[Owner, float, float] = None, 0.0, -math.inf
 
     def prefilled(self, live: LiveRequest, rows: int, seconds: float, now: float) -> None:
-        """Record the time of a prefill of the thinker, which has just ended."""
+        """Record the duration of a thinker prefill that has just ended."""
         self._row_s[rows.bit_length()] = seconds / max(rows, 1)
         self._last_prefill = live.owner, seconds, now
 
     def ended(self, live: LiveRequest, now: float) -> None:
-        """Record that a request has given its slot back."""
+        """Record that a request has released its slot."""
         self._ended_s.pop(live.owner, None)
         self._ended_s[live.owner] = now
         while next(iter(self._ended_s.values())) < now - RECENT_S:
             del self._ended_s[next(iter(self._ended_s))]
 
     def expected_s(self, rows: int) -> float:
-        """Return the expected seconds of a prefill, by the last one of similar size."""
+        """Return a prefill's expected seconds, by the last one of similar size."""
         if not self._row_s:
             return 0.0
         digits = rows.bit_length()
@@ -79,7 +78,7 @@ class SchedulingPolicy:
         return rows * self._row_s[nearest]
 
     def chunk_rows(self, live: LiveRequest, rows: int, alone: bool, now: float) -> int:
-        """Return how many of a prompt's rows one call computes. alone: in its stage."""
+        """Return the rows of a prompt for one call. alone: no other task in its stage."""
         ended_s = (at_s for owner, at_s in self._ended_s.items() if owner != live.owner)
         if any(at_s > now - RECENT_S for at_s in ended_s) or self._others(live):
             most_s = SHARED_CHUNK_S
@@ -95,7 +94,7 @@ class SchedulingPolicy:
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
     def held_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose next token rule 1 holds, and the longest holds."""
+        """Return the requests whose next token rule 1 delays, and the longest delays."""
         if not self._shares_cores:
             return {}
         short = any(_speaks(live) and _is_short(live) for live in self._running)
@@ -110,7 +109,7 @@ class SchedulingPolicy:
         return held
 
     def held_speech_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose frames and chunks rule 1 holds, and the longest holds."""
+        """Return the requests whose frames and chunks rule 1 delays, and the longest delays."""
         held: dict[LiveRequest, float] = {}
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
             return held
@@ -125,7 +124,7 @@ class SchedulingPolicy:
     def prefill_hold_s(
         self, live: LiveRequest, rows: int, next_since_s: float, now: float
     ) -> float:
-        """Return how long the next prompt may have to wait by rules 2 and 3.
+        """Return how long rules 2 and 3 may delay the next prompt.
 
         next_since_s: when it became the next prompt.
         """
@@ -155,11 +154,10 @@ class SchedulingPolicy:
         return True
 
     def _others(self, live: LiveRequest) -> list[LiveRequest]:
-        """Requests of other owners that have a slot."""
         return [other for other in self._running if other.owner != live.owner]
 
     def _soon_heard(self, live: LiveRequest, now: float) -> bool:
-        """A starter whose caller reads, or its prefill ends soon."""
+        """True for a starter whose caller reads, or whose prefill ends soon."""
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         if live.ended or not live.request.speak or live.request.ahead:
@@ -177,14 +175,14 @@ class SchedulingPolicy:
         elif live.text.closed or live.speech_ended:
             return 0.0
         else:
-            # Each token becomes a frame; the last frames wait if they do not fill a chunk.
+            # Each token becomes a frame; the last frames wait for a full chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
             needs_s += self.step_s
         return max(0.0, needs_s * MARGIN - lasts_s)
 
     def _serves(self, live: LiveRequest, expected_s: float, within_s: float) -> bool:
-        """A request lacks audio and can get it in this time."""
+        """Return whether a request lacks audio and can get it in time."""
         missing_s = self._missing_s(live, expected_s)
         if not missing_s:
             return False
@@ -207,8 +205,8 @@ def turns(
 ) -> Callable[[LiveRequest], tuple[int, float]]:
     """Return the sort key of waiting requests: rule 3.
 
-    The owner with the fewest slots goes first; among equals, the one who waits longest, since the
-    first request or the last service. served_s: by owner.
+    The owner with the fewest slots goes first, then the one that waits longest, since its first
+    request or last service. served_s: by owner.
     """
     slots = Counter(live.owner for live in running if not live.request.ahead)
     since_s: dict[Owner, float] = {}
@@ -236,7 +234,7 @@ def _patience_s(live: LiveRequest, now: float) -> float:
 
 
 def _frame_s(live: LiveRequest) -> float | None:
-    """Return the shortest recent interval: longer ones may include a wait for another request."""
+    """Return the shortest recent interval: longer ones may include a wait for other requests."""
     return min((after - before for before, after in pairwise(live.frame_times)), default=None)
 
 
@@ -245,7 +243,6 @@ def _writes(live: LiveRequest) -> bool:
 
 
 def _speaks(live: LiveRequest) -> bool:
-    """A starter or a listener."""
     begun = live.request.speak and live.timestamps.first_token_s is not None
     return begun and not live.ended and not live.speech_over
 
@@ -255,7 +252,6 @@ def _starts(live: LiveRequest) -> bool:
 
 
 def _is_short(live: LiveRequest) -> bool:
-    """Little audio, and its caller reads."""
     return live.output.has_space_for_chunk and live.playback.left_s < _short_s(live)
 
 

@@ -1,8 +1,8 @@
-"""Prefill of prompts, in which the thinker's stage and the talker's are alike.
+"""Prefill of prompts, common to the thinker's and the talker's stage.
 
-A slot keeps the rows of its last request: a prompt that begins with the same rows is computed from
-the first that differs, in chunks where other requests run. Rows of other slots are copied.
-After an error, or where a row may not be finite, the slot is cleared instead.
+A slot keeps the rows of its last request: a prompt with the same first rows is computed from the
+first different one, in chunks where other requests run. Rows of other slots are copied. After an
+error, or if a row may not be finite, the slot is cleared instead.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task
 
 NO_ACCEPTED = torch.empty(0)
-COPY_ROWS = 16  # computing fewer rows takes about as long as copying them
+COPY_ROWS = 16  # computing fewer takes about as long as copying
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class CachedRows:
     """The first `count` rows of a prompt, in one slot.
 
     keys: of the whole prompt. accepted: the thinker's accept-layer hidden states [media, hidden] at
-    the media positions among these rows.
+    these rows' media positions.
     """
 
     keys: RowKeys
@@ -37,10 +37,10 @@ class CachedRows:
 
 
 class PrefixCache:
-    """Rows that each slot of one engine holds.
+    """Rows cached in each slot of one engine.
 
-    The thread of the engine's stage changes them. Any thread may `choose` and `count`, without a
-    lock: a slot's record never changes, and `bring` compares again.
+    Written by the thread of the engine's stage. Any thread may `choose` and `count` without a
+    lock: a slot's record is immutable, and `bring` compares again.
     """
 
     def __init__(self, slots: int):
@@ -50,15 +50,15 @@ class PrefixCache:
         return self._rows[slot]
 
     def put(self, slot: int, rows: CachedRows | None) -> None:
-        """Set the record of a slot's rows."""
+        """Set a slot's record."""
         self._rows[slot] = rows
 
     def choose(self, free: Sequence[int], keys: RowKeys) -> tuple[int, int]:
-        """Choose one of the free slots, the least recently used one first. Returns it and `count`.
+        """Choose one of the free slots, least recently used first. Returns it and `count`.
 
-        It is the slot that shares the most rows with the prompt, if these are at least half of its
-        rows: the others may still serve their own conversation. Else `bring` copies rows to the
-        first slot.
+        Prefers the slot that shares the most rows with the prompt if these are at least half of
+        its rows: other slots may still serve their own conversation. Otherwise the first slot,
+        to which `bring` copies rows.
         """
         counts = self._counts(keys)
         best = max(free, key=lambda slot: counts[slot])
@@ -67,13 +67,13 @@ class PrefixCache:
         return best if in_place else free[0], max(counts)
 
     def count(self, keys: RowKeys) -> int:
-        """Return how many of a prompt's first rows any slot holds."""
+        """Return how many of a prompt's first rows any slot contains."""
         return max(self._counts(keys))
 
     def bring(
         self, slot: int, keys: RowKeys, most: int, copy: Callable[[int, int, int], None]
     ) -> CachedRows:
-        """Make a slot hold as many of a prompt's first rows as any slot does, `most` at most.
+        """Copy as many of a prompt's first rows, at most `most`, as any slot has.
 
         copy: see Thinker.copy.
         """
@@ -97,9 +97,8 @@ class PrefixCache:
 class PromptTask(Task):
     """A request in a stage that computes its prompt.
 
-    rows: of the prompt that may be cached. keys: None without a prefix cache. most: rows to use
-    from the cache at most. finite: whether all rows that it has computed are known to be finite;
-    None before the first.
+    rows: of the prompt that may be cached. keys: None without a prefix cache. most: maximum of rows
+    from the cache. finite: whether all computed rows are known to be finite; None before the first.
     """
 
     def __init__(self, live: LiveRequest, rows: int, keys: RowKeys | None, most: int):
@@ -108,7 +107,7 @@ class PromptTask(Task):
         self.finite: bool | None = None
 
     def media_rows(self, rows: int) -> int:
-        """Count the rows of media among the first `rows`."""
+        """Count media rows among the first `rows`."""
         return 0 if self.keys is None else self.keys.media_rows(rows)
 
 
@@ -132,15 +131,14 @@ class PrefillStage(Stage[AnyPrompt]):
     def _compute(self, task: AnyPrompt, start: int, stop: int) -> Tensor | None:
         """Compute rows of a prompt.
 
-        Returns the hidden states of their media; None if a later call completes the rows.
+        Returns their media's hidden states; None if a later call completes the rows.
         """
 
     @abstractmethod
     def _may_be_cut(self, task: AnyPrompt) -> bool:
-        """Return whether a call may compute a part of the remaining rows."""
+        """Return whether a call may compute only a part of the remaining rows."""
 
     def _chunk_rows(self, task: AnyPrompt) -> int:
-        """Return how many rows the next call computes. The lock is held."""
         rows = task.rows - min(task.live.prefilled_rows[self.name], task.most)
         if task.live.request.ahead:
             return min(rows, AHEAD_ROWS)
@@ -150,20 +148,19 @@ class PrefillStage(Stage[AnyPrompt]):
         return self._policy.chunk_rows(task.live, rows, alone, self._clock.now())
 
     def _in_pause(self, ahead: Sequence[AnyPrompt]) -> list[AnyPrompt]:
-        """Return the first prompt, if its call may begin now."""
         return [task for task in ahead[:1] if self._policy.is_pause(self._chunk_rows(task))]
 
     def _each(
         self, tasks: Sequence[AnyPrompt], call: Callable[[AnyPrompt], Result]
     ) -> Iterator[tuple[AnyPrompt, Result]]:
-        """Call the engine for each task, when the next pair is asked for."""
+        """Call the engine for each task, lazily."""
         for task in tasks:
             yield from self._call_engine((task,), lambda tasks: [call(task) for task in tasks])
 
     def _prefill(self, task: AnyPrompt) -> tuple[bool, Tensor]:
-        """Bring the cached rows of a prompt into its slot, and compute the next ones.
+        """Copy a prompt's cached rows into its slot, and compute the next ones.
 
-        Returns whether all known rows are computed, and the hidden states of its media.
+        Returns whether all known rows are computed, and its media's hidden states.
         """
         start, stop = 0, task.rows
         if task.slot in self._to_clear:
@@ -184,16 +181,16 @@ class PrefillStage(Stage[AnyPrompt]):
         return stop == task.rows, NO_ACCEPTED if accepted is None else accepted
 
     def _release(self, task: AnyPrompt) -> None:
-        """Drop a request. Its rows go with it after an error, or where one may not be finite."""
+        """Drop a request, and after an error or a value that may not be finite its rows."""
         if task.finite is not None and not (task.finite and task.live.error is None):
             self.cache.put(task.slot, None)
             self._to_clear.add(task.slot)
         super()._release(task)
 
     def _put(self, task: AnyPrompt, stop: int, accepted: Tensor = NO_ACCEPTED) -> Tensor:
-        """Record that a slot holds a prompt's rows up to `stop`.
+        """Record that a slot contains a prompt's rows up to `stop`.
 
-        accepted: hidden states [media, hidden] of the rows computed last. Returns those of all.
+        accepted: hidden states [media, hidden] of the last computed rows. Returns those of all.
         """
         task.live.prefilled_rows[self.name] = stop
         cached = self.cache[task.slot]

@@ -20,7 +20,7 @@ from qwen3_omni_neuron.runtime.runaway import SpokenPace
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.runtime.stop_strings import TextCodec
 
-# They are put at once.
+# Written at once.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 RECENT_FRAMES = 9  # for frame_pace
 
@@ -29,7 +29,7 @@ RECENT_FRAMES = 9  # for frame_pace
 class WrittenReply:
     """Reply, or piece of one, whose text comes with its request.
 
-    token_ids: 1 to MOST_WRITTEN ids. before: white space between the previous piece and this one.
+    token_ids: 1 to MOST_WRITTEN ids. before: white space after the previous piece.
     """
 
     token_ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class Request:
     """One request.
 
     options: with a seed. arrived_s: by the clock. keys: of the prompt's rows in the prefix cache.
-    ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: its
+    ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: the
     text begins with reasoning. pace: of the caller's earlier replies.
     """
 
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass
 class Timestamps:
-    """Times by the clock, in seconds. None: has not happened."""
+    """Times by the clock in seconds; None if not yet."""
 
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -73,7 +73,7 @@ class LiveRequest:
     """State of one request from `Pipeline.submit` to its end.
 
     The pipeline's lock guards every field except `random`, and except `called_s`, `speech_s` and
-    `prefilled_rows`, whose parts are written by one stage each.
+    `prefilled_rows`, whose entries are written by one stage each.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
-        # By token, if asked for.
+        # By token, if requested.
         self.logprobs: list[float] = []
         self.top_logprobs: list[list[tuple[int, float]]] = []
         self.accepted: Tensor | None = None
@@ -105,9 +105,9 @@ class LiveRequest:
         self.encoding = False  # prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
-        self.end_probabilities: list[float] = []  # by frame; 1 before the whole text was taken
+        self.end_probabilities: list[float] = []  # by frame; 1 until the whole text was taken
         self.decoded_frames = 0
-        self.chunk_wanted = 1  # needed by the vocoder's next chunk
+        self.chunk_wanted = 1  # frames of the vocoder's next chunk
         self.chunks = 0  # decoded by the vocoder
         self.chunk_due = False  # the first chunk is decoded now or next
         self.playback = Playback(now)
@@ -123,7 +123,7 @@ class LiveRequest:
         self.talker_finish: FinishReason = "no_speech"
 
     def put_written(self, accepted: Tensor, now: float) -> None:
-        """Put the text of a written reply, once it has a slot. accepted: [0, hidden]."""
+        """Write the text of a written reply into its buffers. accepted: [0, hidden]."""
         assert self.request.written is not None
         self.accepted = accepted
         self.timestamps.first_token_s = self.timestamps.progress_s = now
@@ -136,7 +136,7 @@ class LiveRequest:
         self.text.close()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the request. error: None if it is complete or was cancelled."""
+        """End the request. error: None if complete or cancelled."""
         if not self.ended:
             self.ended, self.error = True, error
             self.text.close(error)
@@ -144,14 +144,14 @@ class LiveRequest:
             self._wake()
 
     def end_speech(self, why: FinishReason) -> None:
-        """Record that no further frame comes. The lock is held."""
+        """Record that no frame follows. The lock is held."""
         self.talker_finish, self.speech_ended = why, True
         self.text.abandon()
         self._wake()
 
     @property
     def owner(self) -> str | None:
-        """Who sent the request."""
+        """Sender of the request."""
         return self.request.options.owner
 
     @property
@@ -161,14 +161,14 @@ class LiveRequest:
 
     @property
     def speech_over(self) -> bool:
-        """True if no speech remains to be decoded."""
+        """True if no frame remains to decode."""
         return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
         """Return the time by the clock at which a wait becomes too long.
 
         It counts from the last token, frame or chunk after waiting_since_s, or from the start of an
-        engine's call in progress.
+        engine call in progress.
         """
         if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.options.first_token_timeout_s
@@ -197,5 +197,5 @@ class LiveRequest:
 
 
 def frame_pace(times: deque[float]) -> float | None:
-    """Return the mean seconds between frames; None before there are two."""
+    """Return the mean seconds between frames; None for fewer than two."""
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None

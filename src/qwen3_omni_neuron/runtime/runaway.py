@@ -1,9 +1,9 @@
-"""Runaway speech: the talker goes on after all words are said.
+"""Detection of runaway speech: the talker continues after all words are said.
 
 In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179), near-silence or one piece of
 sound feeds itself: the end code gets a probability of 1e-14. After the whole text, three things
 can't be speech while the end is unlikely: long silence, a repeated cycle of codes, and more frames
-than the words can take.
+than the words need.
 """
 
 import re
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.sampling import Ids, SamplingParams
 
-LIKELY_END = 0.01  # then speech ends within a few seconds
+LIKELY_END = 0.01  # speech then ends within a few seconds
 SILENT_POWER = 1e-5  # mean square of a frame's samples: -50 dBFS
 SILENT_FRAMES = 24  # 1.92 s
-PAUSE_FRAMES = 25  # more for each pause of the text, as far as MOST_PAUSES
+PAUSE_FRAMES = 25  # more for each pause in the text, up to MOST_PAUSES
 MOST_PAUSES = 4
-KEPT_FRAMES = 2  # in which a sound fades
-CYCLE_FRAMES = 48  # 3.84 s, of a cycle with its first period
-LONGEST_PERIOD = 16  # it is repeated twice or more
-LOST = 4  # removed by one frame outside the cycle
+KEPT_FRAMES = 2  # a sound's decay
+CYCLE_FRAMES = 48  # 3.84 s, first period included
+LONGEST_PERIOD = 16  # repeated at least twice
+LOST = 4  # count lost by one frame outside the cycle
 # Frames a text token. Released talkers take 3 to 4; 10 cut last words, 15 did not (vllm-omni
 # #6215).
 SLOW, QUICK = 15.0, 2.0
-PAUSES_OF_ANY_TEXT = 25  # beside its tokens
+PAUSES_OF_ANY_TEXT = 25  # added to its tokens
 CEILING = 1.5
-LEAST_TOKENS = 4  # a shorter reply's pace does not count
+LEAST_TOKENS = 4  # shorter replies' pace does not count
 _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 
 
@@ -38,38 +38,38 @@ _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 class SpokenPace:
     """Pace of the replies to one caller.
 
-    slowest: most frames a text token in replies of LEAST_TOKENS or more. The pipeline's lock guards
-    it.
+    slowest: most frames per text token in replies of LEAST_TOKENS or more. The pipeline's lock
+    guards it.
     """
 
     slowest: float | None = None
 
     def add(self, tokens: int, frames: int) -> None:
-        """Record a reply whose speech the talker ended by itself."""
+        """Record a reply whose speech the talker itself ended."""
         if tokens >= LEAST_TOKENS:
             self.slowest = max(self.slowest or 0.0, frames / tokens)
 
     def longest_frames(self, tokens: int) -> float:
-        """Return the most frames of a text: twice as slow as any before, for digits are tokens."""
+        """Return the most frames of a text: at half the slowest pace, since digits are tokens."""
         slow = SLOW if self.slowest is None else 2 * self.slowest
         return PAUSES_OF_ANY_TEXT + slow * tokens
 
     def shortest_frames(self, tokens: int) -> float:
-        """Return the frames before which words must still come."""
+        """Return the frames before which words must still follow."""
         return QUICK * tokens if self.slowest is None else self.slowest / 2 * tokens
 
 
 class Runaway(NamedTuple):
-    """Speech that has run away. kept: number of its first frames to keep."""
+    """Runaway speech. kept: number of first frames to keep."""
 
     why: str
     kept: int
 
 
 class RunawayGuard:
-    """Finds runaway speech, frame by frame, once the whole text was taken.
+    """Detector of runaway speech, frame by frame once the whole text was taken.
 
-    first: number of frames before the first that it hears. frames: of all.
+    first: index of its first frame. frames: number of all.
     """
 
     def __init__(self, first: int, tokens: int, text: str, pace: SpokenPace):
@@ -83,9 +83,9 @@ class RunawayGuard:
         self._repeated = np.zeros(LONGEST_PERIOD, np.int64)
 
     def hear(self, power: float, code0: int, end_probability: float) -> Runaway | None:
-        """Take the next frame. Returns the speech's end if it has run away.
+        """Process the next frame. Returns the speech's end if it has run away.
 
-        power: mean square of its samples. end_probability: 1 before the whole text was taken.
+        power: mean square of its samples. end_probability: 1 until the whole text was taken.
         """
         self.frames += 1
         if power >= SILENT_POWER:
@@ -119,7 +119,7 @@ _PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)
 
 
 def end_probability(logits: Tensor, params: SamplingParams, allowed: Ids, end_id: int) -> float:
-    """Return the probability with which a frame that goes on could have ended the speech.
+    """Return the probability that a frame that continues could have ended the speech.
 
     logits: [1, vocab] of code 0. Top-k and top-p only make an unlikely end impossible.
     """

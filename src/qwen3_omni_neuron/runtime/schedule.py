@@ -1,8 +1,8 @@
-"""Playback of a reply by its client, and sizes of its audio chunks: frames a call of the vocoder.
+"""Playback of a reply by its client, and sizes of its audio chunks in frames.
 
-A chunk takes until its missing frames have arrived, plus one call of the vocoder. Example: frames
-arrive every 20 ms, and the first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms).
-The next chunk has 2 frames, decoded before the 57 ms are over; the one after it has 4.
+A chunk is late by its missing frames plus one vocoder call. Example: frames arrive every 20 ms; the
+first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms). The next has 2 frames,
+decoded before the 57 ms are over; the one after it has 4.
 """
 
 import math
@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 from qwen3_omni_neuron.errors import OptionError
 
-MARGIN = 1.25  # for frames that arrive late
-# Share of a chunk's duration for the vocoder's call, which may share cores with the other stages.
+MARGIN = 1.25  # for late frames
+# Share of a chunk's duration for the vocoder's call, since stages may share cores.
 VOCODER_SHARE = 0.5
 
 
 class Playback:
-    """Playback of speech that starts at the first sample and waits where speech is late.
+    """Playback of speech that starts at the first sample and pauses while speech is late.
 
-    sent_s: seconds that have arrived. until_s: time at which all of it is played; before any has
-    arrived, the end of earlier speech. underruns: how often the player had nothing to play.
-    silent_s: total seconds of that.
+    sent_s: seconds that have arrived. until_s: when all of it is played; before the first, the end
+    of earlier speech. underruns, silent_s: number and total seconds of pauses.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
@@ -54,10 +53,10 @@ class Playback:
 
 
 class Pace(NamedTuple):
-    """Measurements from which the size of a chunk is chosen, times in seconds.
+    """Measurements that determine the next chunk's size; times in seconds.
 
     pending: frames to decode. buffered_s: the player's remaining audio, None before the first
-    chunk. frame_s: between two frames, None before it was measured. shortest_call_s: by chunk size.
+    chunk. frame_s: frame interval, None if not measured yet. shortest_call_s: by chunk size.
     delay_s: last call beyond the shortest of its size, because other stages used the cores.
     """
 
@@ -76,7 +75,7 @@ class Pace(NamedTuple):
 
 
 class FixedSchedule:
-    """Chunk sizes that the caller gave; the last one is repeated."""
+    """Chunk sizes set by the caller; the last one repeats."""
 
     def __init__(self, sizes: Sequence[int], buckets: Sequence[int]):
         """Raise OptionError for a size that is not compiled."""
@@ -113,7 +112,7 @@ class AdaptiveSchedule:
 
     def next_frames(self, pace: Pace) -> int:
         """Return the largest size that is decoded before the player runs out of audio."""
-        # Before the first measurement, frames arrive as fast as they are played.
+        # Before the first measurement, assume frames arrive at playback speed.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
             return self._first_size(frame_s, pace)
@@ -130,7 +129,7 @@ class AdaptiveSchedule:
         """Do nothing."""
 
     def _first_size(self, frame_s: float, pace: Pace) -> int:
-        """Return the smallest size whose audio lasts until the second chunk, or all arrived."""
+        """Return the smallest size whose audio lasts until the second chunk, or all frames."""
         arrived = max((b for b in self._buckets if b <= pace.pending), default=0)
         if self._early:
             return max(self._buckets[0], arrived)

@@ -1,7 +1,7 @@
 """The loop that all stages share: one worker thread a stage, and the containment of failures.
 
-An engine's call that raises is repeated for each request alone. If the stage's own code raises, all
-of its requests end; if its thread or its engine's process ends, later ones are refused, too.
+An engine call that raises is repeated for each request alone. If the stage's own code raises, all
+its requests end; if its thread or engine process ends, later ones are refused, too.
 """
 
 import logging
@@ -19,7 +19,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 
 
 class Clock:
-    """Real time. A subclass may advance its own whenever all of its threads wait."""
+    """Real time. A subclass may simulate time while all its threads wait."""
 
     def now(self) -> float:
         """Return seconds."""
@@ -40,9 +40,9 @@ Work = Callable[[], None]  # without the lock
 
 
 class Task:
-    """One request in one stage, for the stage's thread alone.
+    """One request in one stage, used by the stage's thread alone.
 
-    prefilled_s: end of the last call of its prefill, -inf before the first.
+    prefilled_s: end of its last prefill call, -inf before the first.
     """
 
     def __init__(self, live: LiveRequest):
@@ -61,10 +61,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that the stages of one pipeline share.
+    """Objects that one pipeline's stages share.
 
-    enter_thread: called first in a stage's thread. on_release, on_fault: a stage has dropped a
-    request, has a fault; the lock is held.
+    enter_thread: called first in a stage's thread. on_release, on_fault: called with the lock held
+    when a stage drops a request, or fails.
     """
 
     clock: Clock
@@ -75,11 +75,11 @@ class Shared:
 
 
 class Stage(ABC, Generic[AnyTask]):
-    """Base of the stages: a thread, its tasks, and calls of its engine.
+    """Base of the stages: a thread, its tasks, and its engine calls.
 
-    The thread selects its next work with the lock held (`_select`). The lock guards all fields and
-    every LiveRequest; `add`, `fail`, `close`, `wake` and `on_progress` are called with it. fault:
-    the error by which the stage can't work any more.
+    `_select` chooses the next work with the lock held. The lock guards all fields and every
+    LiveRequest; `add`, `fail`, `close`, `wake` and `on_progress` are called with it. fault: error
+    that stopped the stage.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -90,20 +90,20 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = self._woken = False
-        self._holds = False  # another stage's progress may end a wait
+        self._holds = False  # another stage's progress may end a delay
         self._calls, self._busy_s = 0, 0.0
         self._called_s: float | None = None  # start of the call in progress
         self.thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
 
     @property
     def time(self) -> StageTime:
-        """Calls of the engine, and their time."""
+        """Engine calls, and their duration."""
         called_s = self._called_s
         call_s = 0.0 if called_s is None else self._clock.now() - called_s
         return StageTime(self._calls, self._busy_s, call_s)
 
     def reset_time(self) -> None:
-        """Count calls from now on."""
+        """Restart the counts."""
         self._calls, self._busy_s = 0, 0.0
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class Stage(ABC, Generic[AnyTask]):
         self.thread.start()
 
     def add(self, task: AnyTask) -> None:
-        """Take a request."""
+        """Add a request."""
         task.live.holders += 1
         self._tasks.append(task)
         self.changed.notify_all()
@@ -133,13 +133,13 @@ class Stage(ABC, Generic[AnyTask]):
     def wake(self) -> None:
         """Make the thread select again.
 
-        It may call this itself: the garbage collector may end a request in any line.
+        The thread may call this itself: the garbage collector may end a request in any line.
         """
         self._woken = True
         self.changed.notify_all()
 
     def on_progress(self) -> None:
-        """Select again if this stage waits for another one's progress."""
+        """Select again if this stage waits for another's progress."""
         if self._holds:
             self.changed.notify_all()
 
@@ -153,7 +153,7 @@ class Stage(ABC, Generic[AnyTask]):
 
     @abstractmethod
     def _select(self) -> Work | float | None:
-        """Return the next work, or the seconds until another selection; None: until a wake-up."""
+        """Return the next work, the seconds until another selection, or None for a wake-up."""
 
     def _run(self) -> None:
         try:
@@ -178,13 +178,12 @@ class Stage(ABC, Generic[AnyTask]):
                 self.changed.notify_all()
 
     def _run_once(self) -> bool:
-        """Do the next work. Returns False if the stage is closed."""
         try:
             work = self._wait_for_work()
             if work is None:
                 return False
             work()
-        except Exception as error:  # _call_engine catches the engine's
+        except Exception as error:  # not the engine's: see _call_engine
             logger.exception("the %s stage failed", self.name)
             with self._lock:
                 for task in self._tasks:
@@ -192,7 +191,7 @@ class Stage(ABC, Generic[AnyTask]):
         return True
 
     def _wait_for_work(self) -> Work | None:
-        """Return the next work, None if the stage is closed. Ends late requests."""
+        """Return the next work, or None if the stage is closed. Ends late requests."""
         with self._lock:
             while True:
                 self._woken = False
@@ -209,8 +208,7 @@ class Stage(ABC, Generic[AnyTask]):
                     return work
                 if self._woken:
                     continue
-                # Another stage may never return from a call for one of the requests: notice its
-                # deadline here.
+                # Another stage may never return from a call: check its requests' deadlines, too.
                 waits = [task.live.request.options.wait_timeout_s for task in self._tasks]
                 if work is not None:
                     waits.append(work)
@@ -224,7 +222,7 @@ class Stage(ABC, Generic[AnyTask]):
     def _call_engine(
         self, tasks: Sequence[AnyTask], call: Callable[[Sequence[AnyTask]], Sequence[Result]]
     ) -> list[tuple[AnyTask, Result]]:
-        """Call the engine for several tasks at once. Returns those that succeeded, with results."""
+        """Call the engine for several tasks at once. Returns the successful ones with results."""
         now = self._called_s = self._clock.now()
         for task in tasks:
             task.live.called_s[self.name] = now

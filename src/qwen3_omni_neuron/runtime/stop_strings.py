@@ -1,4 +1,4 @@
-"""Strings that end a reply, and calls of tools in it, found while its tokens are written.
+"""Strings that end a reply, and tool calls in it, detected while its tokens are written.
 
 Calls are in the format of Qwen3's chat templates.
 """
@@ -13,9 +13,9 @@ from qwen3_omni_neuron.errors import ToolCallError
 
 END_OF_THOUGHT = "</think>"
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
-INCOMPLETE = "\ufffd"  # of an incomplete character
-_MOST_INCOMPLETE = 3  # a character has 4 bytes at most
-# The longest stop string has as many bytes; special tokens without text may stand between them.
+INCOMPLETE = "\ufffd"  # decodes from part of a character
+_MOST_INCOMPLETE = 3  # a character has at most 4 bytes
+# Bytes of the longest stop string; special tokens without text may be inside.
 MOST_HELD = 1024
 
 Decode = Callable[[list[int]], str]
@@ -23,43 +23,42 @@ Encode = Callable[[str], list[int]]
 
 
 class TextCodec(Protocol):
-    """The tokenizer, as the runtime uses it."""
+    """Tokenizer, as the runtime uses it."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of tokens, without special tokens."""
+        """Return the tokens' text, without special tokens."""
         ...
 
     def encode_exactly(self, text: str) -> list[int]:
-        """Return ids of tokens that spell a text's own bytes; names of special tokens are words."""
+        """Return token ids that spell exactly these bytes; special tokens' names are words."""
         ...
 
 
 class StopStrings:
-    """Watch for stop strings over the tokens of one reply.
+    """Detector of stop strings over the tokens of one reply.
 
-    A token whose text may begin a stop string is buffered: neither the caller nor the talker gets a
-    part of one.
+    Tokens that may begin a stop string are buffered: caller and talker never get a part of one.
     """
 
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
         self._strings, self._decode, self._encode = tuple(strings), decode, encode
         self._held: list[int] = []
-        self._texts: list[str] = []  # number i: text of the first i + 1 held tokens
+        self._texts: list[str] = []  # [i]: text of the first i + 1 buffered tokens
 
     @property
     def held(self) -> int:
-        """Number of tokens that are held."""
+        """Number of buffered tokens."""
         return len(self._held)
 
     def push(self, token_id: int) -> tuple[list[int], bool]:
-        """Add a token. Returns the tokens that may be passed on, and whether the reply ends.
+        """Add a token. Returns the tokens to pass on, and whether the reply ends.
 
-        Text before a stop string inside a token is tokenised anew.
+        Text before a stop string inside a token is tokenised again.
         """
         self._held.append(token_id)
         text = self._decode(self._held)
         self._texts.append(text)
-        # An incomplete character is no U+FFFD: it may become any character.
+        # An incomplete character may become any character.
         whole = len(text) - min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
         found = [at for s in self._strings if (at := text.find(s, 0, whole)) >= 0]
         if found:
@@ -77,7 +76,7 @@ class StopStrings:
         return passed
 
     def _begun(self, text: str) -> int:
-        """Characters at the end of a text that may begin a stop string."""
+        """Count the characters at the end of a text that may begin a stop string."""
         longest = max(map(len, self._strings)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]
@@ -86,7 +85,7 @@ class StopStrings:
         return 0
 
     def _pass_on(self, length: int) -> tuple[list[int], int]:
-        """Release the tokens that spell at most `length` characters, and their text's length."""
+        """Release tokens of at most `length` characters. Returns them and their text's length."""
         text = self._texts[-1]
         for count in range(len(self._held), 0, -1):
             spelled = self._texts[count - 1]
@@ -98,7 +97,7 @@ class StopStrings:
 
 
 class Marker:
-    """Watch for one string of single-byte characters."""
+    """Detector of one string of single-byte characters."""
 
     def __init__(self, string: str, decode: Decode):
         self._string, self._decode = string, decode
@@ -116,14 +115,14 @@ _INSIDE = re.compile(r'"|\\.', re.DOTALL)
 
 
 class CallText:
-    """Text of a call that is being written. The marker inside of a JSON string is not its end."""
+    """Text of a call being written; ignores the end marker inside JSON strings."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._at, self._in_string = 0, False  # what is before is searched
+        self._at, self._in_string = 0, False  # searched up to here
 
     def push(self, text: str) -> str | None:
-        """Add text. Returns the text after the call once its end was written."""
+        """Add text. Returns the text after the call once it has ended."""
         self.text += text
         while found := (_INSIDE if self._in_string else _OUTSIDE).search(self.text, self._at):
             self._at = found.end()
@@ -138,7 +137,7 @@ class CallText:
 
 @dataclass(frozen=True)
 class CompleteCall:
-    """Complete call of a tool. arguments: JSON text."""
+    """Complete tool call. arguments: JSON text."""
 
     name: str
     arguments: str
@@ -149,7 +148,7 @@ class CompleteCall:
         try:
             call = json.loads(body)
             arguments, name = call["arguments"], call["name"]
-            # As the model writes them: the history has the same tokens.
+            # As the model writes them, so that the history has the same tokens.
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             written = arguments if isinstance(arguments, str) else written
             f"{name}{written}".encode()  # lone surrogates fail
@@ -161,33 +160,33 @@ class CompleteCall:
 
 
 class CallWatch:
-    """Watch for calls over the tokens of one reply.
+    """Detector of calls over the tokens of one reply.
 
-    The caller gets a call's tokens all at once, when it is complete and well formed; those of a
-    call that is cut off come at the end. The talker gets the tokens before the first call. begun: a
-    call has begun.
+    The caller gets a call's tokens all at once, when it is complete and well formed; those of an
+    unfinished call come at the end. The talker gets the tokens before the first call. begun: a call
+    has begun.
     """
 
     def __init__(self, decode: Decode, encode: Encode, reasoning: bool):
-        """reasoning: nothing in the reasoning is a call."""
+        """reasoning: the reply begins with reasoning, which has no calls."""
         self._decode, self._encode = decode, encode
         self._thought = Marker(END_OF_THOUGHT, decode) if reasoning else None
         self._start = StopStrings((CALL,), decode, encode)
-        self._call: CallText | None = None  # where a call has begun
+        self._call: CallText | None = None  # unfinished call
         self._held: list[int] = []
         self.begun = False
 
     @property
     def held(self) -> int:
-        """Number of tokens that are held."""
+        """Number of buffered tokens."""
         return len(self._held)
 
     def push(
         self, token_ids: Sequence[int], last: bool, by_model: bool
     ) -> tuple[list[int], list[int]]:
-        """Add tokens. Returns the tokens for the caller, and those for the talker.
+        """Add tokens. Returns the tokens for the caller, and for the talker.
 
-        last: the reply ends with them. by_model: the model has ended it. Raises ToolCallError for a
+        last: the reply ends with them. by_model: the model ended it. Raises ToolCallError for a
         call that is malformed, or that the model does not end.
         """
         given: list[int] = []
@@ -221,7 +220,7 @@ class CallWatch:
                 given += self._held[:whole]
                 del self._held[:whole]
         elif self._call.push(self._decode([token_id])) is not None:
-            # A character of several tokens is whole only here.
+            # A character of several tokens is complete only here.
             whole_call = CallText()
             whole_call.push(self._body())
             CompleteCall.parse(whole_call.text)
@@ -230,13 +229,12 @@ class CallWatch:
             self._start = StopStrings((CALL,), self._decode, self._encode)
 
     def _body(self) -> str:
-        """Return the text after the marker of a call that has begun."""
         return self._decode(self._held).partition(CALL)[2]
 
 
 def _malformed() -> ToolCallError:
     return ToolCallError(
-        "the model wrote a call of a tool that is not a JSON object with a name and arguments. "
-        "Nothing of the call is kept: ask again, or install llguidance, which holds calls to their "
-        'form: pip install "qwen3-omni-neuron[serve]".'
+        "the model wrote a tool call that is not a JSON object with a name and arguments. The call "
+        "was dropped: ask again, or install llguidance, which enforces the form: pip install "
+        '"qwen3-omni-neuron[serve]".'
     )

@@ -1,4 +1,4 @@
-"""The caller's end of a request: an iterator over its events, in a thread or in an event loop."""
+"""The caller's end of a request: an iterator over its events, sync or async."""
 
 import asyncio
 from collections import deque
@@ -33,14 +33,14 @@ class SpeechStream(
 ):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
-    It is read by `for` in a thread, or by `async for` in an event loop. A caller that takes no
-    events stalls its own request. `close`, the end of a `with` or `async with` block or dropping
-    the stream cancels the request.
+    Use `for` in a thread, or `async for` in an event loop. A caller that does not read stalls its
+    own request. `close`, the end of a `with` or `async with` block or dropping the stream cancels
+    the request.
 
-    queue_position: position in the queue for a slot when the request came, 0 if it got one.
-    prompt_tokens: of its prompt. keeps_audio: whether the result has the audio. owner: object that
-    must live as long as the stream. later: requests whose events continue this stream, such as the
-    pieces of a long text; each takes the slot of the previous one.
+    queue_position: position in the queue for a slot on arrival, 0 if it got one. prompt_tokens: of
+    its prompt. keeps_audio: the result includes the audio. owner: object that must outlive the
+    stream. later: requests that continue this stream, such as pieces of a long text; each gets the
+    slot of the previous one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SpeechStream(
         return event
 
     async def __anext__(self) -> Event:
-        """Return the next event. A task that is cancelled while it waits cancels the request."""
+        """Return the next event. Cancelling the waiting task cancels the request."""
         since_s = self._clock.now()
         try:
             while isinstance(event := self._poll(since_s), float):
@@ -89,10 +89,10 @@ class SpeechStream(
         return event
 
     async def ready(self, delay_s: float) -> list[Event]:
-        """Wait for the next event, and return it with those that are ready then.
+        """Wait for the next event, and return it with the others that are ready.
 
-        Text waits delay_s for more of it. The list has at most one chunk, which only the end may
-        follow. Raises StopAsyncIteration after the end.
+        Text waits delay_s for more. The list has at most one chunk, at the end unless Finished
+        follows. Raises StopAsyncIteration after the end.
         """
         if delay_s > 0 and not self._done:
             try:
@@ -142,7 +142,7 @@ class SpeechStream(
                 self._pipeline.call_without_waiting(self.close)
 
     def _poll(self, since_s: float) -> Event | float | None:
-        """Return the next event, the time that is left to wait for one, or None after the end."""
+        """Return the next event, the remaining time to wait for one, or None after the end."""
         while not self._done:
             live = self._live
             with live.output.changed:
@@ -160,7 +160,7 @@ class SpeechStream(
         return None
 
     def _event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item (None: after the last of a request), if there is one yet."""
+        """Return the event of an item, if complete yet. item: None for a request's end."""
         if item is None:
             if self._done or self._go_on():  # closed by another thread
                 return None
@@ -170,8 +170,7 @@ class SpeechStream(
         if isinstance(item, AudioChunk):
             samples = item.samples
             if self._samples and not item.first_sample:
-                # A further request begins. Each one's audio is shorter than its frames by the
-                # vocoder's latency, 23 ms.
+                # Each request's audio is shorter than its frames by the vocoder's latency, 23 ms.
                 gap = np.zeros(self._pipeline.latency_samples, np.float32)
                 samples = np.concatenate((gap, samples))
             chunk = AudioChunk(samples, self._samples, item.frames)
@@ -188,7 +187,6 @@ class SpeechStream(
         return TextDelta(text, token_ids, live.logprobs[told], live.top_logprobs[told])
 
     def _go_on(self) -> bool:
-        """Read the next request and submit the one after it."""
         if self._next is None:
             return False
         request = self._next.request
@@ -208,12 +206,11 @@ class SpeechStream(
             self.close()
 
     def _there(self, chunk: bool = False) -> bool:
-        """Return whether there is an item (chunk: of audio) or the end. The lock is held."""
+        """Return whether an item (chunk: of audio) or the end is there. The lock is held."""
         output = self._live.output
         return self._live.ended or (output.has_chunk if chunk else output.has_item)
 
     async def _changed(self, seconds: float, *, chunk: bool = False) -> None:
-        """Wait in an event loop for an item (chunk: of audio) or the end."""
         output, loop, woken = self._live.output, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:  # the lock is held
@@ -226,7 +223,7 @@ class SpeechStream(
             if self._there(chunk):
                 return
             output.on_change = wake
-        # asyncio.wait_for loses a cancel that comes as the wait ends, before Python 3.12.
+        # Before Python 3.12, asyncio.wait_for loses a cancel that comes as the wait ends.
         deadline = loop.call_later(seconds, woken.set)
         try:
             await woken.wait()
@@ -238,7 +235,7 @@ class SpeechStream(
 
     def _result(self) -> SpeechResult:
         lives, frames = self._lives, [codes for live in self._lives for codes in live.codes]
-        # numpy's concatenate releases the interpreter lock, and delays the reply's end.
+        # numpy's concatenate releases the GIL, and delays the reply's end.
         audio = np.frombuffer(
             bytearray().join(chunk.samples.data for chunk in self._chunks), np.float32
         )
@@ -294,7 +291,7 @@ class SpeechStream(
 class TextStream:
     """Decoder of a growing reply, which returns whole characters.
 
-    decode: token ids to text, special tokens skipped. before: text before the first.
+    decode: token ids to text, without special tokens. before: text before the first.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: str = ""):
@@ -302,9 +299,9 @@ class TextStream:
         self._held: list[int] = []
 
     def push(self, token_id: int | None) -> tuple[str, list[int]]:
-        """Add a token, None for the end. Returns the text that is complete now, and its ids.
+        """Add a token, None for the end. Returns the newly completed text, and its ids.
 
-        At the end that is all buffered text, incomplete characters included.
+        At the end that is all buffered text.
         """
         if token_id is not None:
             self._held.append(token_id)

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.runaway import end_probability
 from qwen3_omni_neuron.runtime.stage import Shared, Work
 
-MAX_WAITING_FRAMES = 128  # not yet decoded
+MAX_WAITING_FRAMES = 128  # to decode
 
 
 class Phase(Enum):
@@ -41,8 +41,8 @@ class Phase(Enum):
 class TalkerTask(PromptTask):
     """A request in the talker stage.
 
-    prompt: the talker's part, whose user rows may be cached. limit: largest number of codec tokens,
-    the end code included. row: token id of the next call's text row, None until it has arrived.
+    prompt: the talker's part, whose user rows may be cached. limit: maximum of codec tokens, end
+    code included. row: token id of the next call's text row, None until it arrives.
     """
 
     def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids, context_length: int):
@@ -65,19 +65,19 @@ class TalkerTask(PromptTask):
         )
 
     def predictor_sampling(self) -> PredictorSampling:
-        """Draw the random numbers for codes 1 to 15 of one frame."""
+        """Draw the random numbers for codes 1 to 15 of a frame."""
         params = self._predictor
         uniforms = self.sampler.uniforms(self._groups - 1) if params.do_sample else None
         return PredictorSampling(uniforms, params.top_k, params.top_p)
 
     @property
     def speaks(self) -> bool:
-        """False if its frames are not wanted any more."""
+        """False if its frames are no longer wanted."""
         return not (self.live.ended or self.live.speech_ended)
 
     @property
     def has_space(self) -> bool:
-        """True if one more frame may wait for the vocoder."""
+        """True if the vocoder's queue has space for a frame."""
         return self.live.waiting_frames < max(MAX_WAITING_FRAMES, self.live.chunk_wanted)
 
 
@@ -119,7 +119,6 @@ class TalkerStage(PrefillStage[TalkerTask]):
         ahead = [task for task in preparing if task.live.request.ahead]
         self._holds = bool(held_s or ahead) or not all(task.has_space for task in speaking)
         if not (first or stepping or new):
-            # Those that the thinker has completed.
             new = self._in_pause([task for task in ahead if task.live.accepted is not None])
         if not (first or stepping or new):
             return min(held_s.values(), default=None)
@@ -131,8 +130,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now.
 
-        A long prompt with media waits for their hidden states if other requests run: its rows are
-        then computed in chunks.
+        A long prompt with media waits for their hidden states if other requests run, so that its
+        rows can be computed in chunks.
         """
         if task.live.request.ahead:
             return False
@@ -148,7 +147,6 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return task.live.accepted is not None or not media
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """Return the tasks whose first text token has arrived. The lock is held."""
         for task in tasks:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take_first()
@@ -162,7 +160,6 @@ class TalkerStage(PrefillStage[TalkerTask]):
     def _work(
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
-        """Make the next frames, a request's first one first."""
         self._speak(self._each(first, self._begin))
         if new:
             prepared = [task for task, (whole, _) in self._each(new, self._prefill) if whole]
@@ -188,15 +185,13 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return NO_ACCEPTED
 
     def _accepted(self, task: TalkerTask, start: int, stop: int) -> Tensor:
-        """The thinker's hidden states at the media of a prompt's rows."""
         accepted = task.live.accepted
-        if accepted is None:  # there are no media
+        if accepted is None:  # no media
             return NO_ACCEPTED
         media = slice(task.media_rows(start), task.media_rows(stop))
         return accepted if task.keys is None else accepted[media]
 
     def _begin(self, task: TalkerTask) -> Tensor:
-        """Complete a prompt with the first text token. Returns the first logits."""
         assert task.row is not None
         accepted = self._accepted(task, task.live.prefilled_rows[self.name], task.rows)
         logits = self._engine.prefill(task.slot, accepted, task.row)
@@ -210,7 +205,6 @@ class TalkerStage(PrefillStage[TalkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
     def _speak(self, speaking: Iterable[tuple[TalkerTask, Tensor]]) -> None:
-        """Make frames: sample code 0 here, and the others in the code predictor."""
         # An ended request needs no code predictor.
         stepped, speaking = list(speaking), list[tuple[TalkerTask, Tensor]]()
         for task, logits in stepped:
@@ -222,7 +216,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
             return
         samplers = [task.sampler for task, _ in speaking]
         sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
-        # By task: code 0, the sampling of the other codes, and LiveRequest.end_probabilities.
+        # By task: code 0, the sampling of the other codes, and the end's probability.
         begun: dict[TalkerTask, tuple[int, PredictorSampling, float]] = {}
         for (task, logits), code in zip(speaking, sampled, strict=True):
             task.phase, task.row, task.finite = Phase.STEP, None, code != NOT_FINITE
@@ -263,7 +257,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 self._on_frame(task.live)
 
     def _end_not_finite(self, task: TalkerTask, stage: str, code: int) -> None:
-        """End a request by the logits of a code of its next frame."""
+        """End a request whose next frame's logits of a code are not finite."""
         step = f"code {code} of frame {len(task.live.codes) + 1}"
         with self._lock:
             task.live.end(EngineError.not_finite(stage, step))

@@ -1,7 +1,7 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens.
 
-The encoder stage encodes a long prompt's media: an image of three megapixels takes as long as
-hundreds of steps.
+The encoder stage encodes a long prompt's media: a 3-megapixel image takes as long as hundreds of
+steps.
 """
 
 import math
@@ -42,18 +42,18 @@ from qwen3_omni_neuron.runtime.stop_strings import CallWatch, StopStrings
 
 MASK_WAIT_S = 0.005  # all requests wait for masks
 MASK_POLL_S = 0.002  # its request alone waits
-LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a megapixel
+LONG_ROWS = 256  # 20 s of audio, or a quarter-megapixel image
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
 
 class ThinkerTask(PromptTask):
     """A request in the thinker stage.
 
-    last: the token that the next step appends, None before the prefill. limit: largest number of
-    text tokens. next_since_s: when its prompt became the next to prefill. grammar: None before the
-    prefill: the grammars' processes have places for as many texts as slots. no_end: mask of all
-    tokens but those that end the text. logits: the last call's, until a token is sampled. full: it
-    has reached its limit, and its grammar may end there.
+    last: the token that the next step appends, None before prefill. limit: maximum of text tokens.
+    next_since_s: when its prompt became the next to prefill. grammar: None before prefill, because
+    the grammars' processes have as many places as slots. no_end: mask of all tokens but those that
+    end the text. logits: the last call's, until a token is sampled. full: the limit is reached, and
+    the grammar may end there.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ThinkerTask(PromptTask):
 
     @property
     def has_space(self) -> bool:
-        """True if the next token has space, with those buffered for a stop string or a call."""
+        """True if the next token fits, with those buffered for a stop string or a call."""
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
         tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
         tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
@@ -155,7 +155,6 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
-        """Return the tasks that can go on or end, and those without a mask."""
         states = [task.grammar for task in self._tasks if task.grammar is not None]
         if not states:
             return [], []
@@ -165,7 +164,6 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return due, [task for task in waiting if task not in due]
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
-        """Return the tasks to prefill next; ahead only in a pause."""
         waiting = [
             task
             for task in self._tasks
@@ -182,7 +180,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return prompts
 
     def _may_be_cut(self, task: ThinkerTask) -> bool:
-        # An image in the thinker's calls would be encoded again for each part.
+        # As a part of the thinker's calls, an image would be encoded again for each.
         prompt = task.live.request.prompt
         return task.live.encoded is not None or not (prompt.images or prompt.videos)
 
@@ -233,7 +231,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 self._write(task, token_id)
 
     def _has_mask(self, task: ThinkerTask) -> bool:
-        """Give a sampler its mask. Ends a request that can't go on."""
+        """Give a sampler its mask. Ends a request that can't continue."""
         grammar = task.grammar
         if grammar is None:
             task.sampler.mask = task.no_end if task.must_go_on else None
@@ -251,10 +249,10 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
     def _compute(self, task: ThinkerTask, start: int, stop: int) -> Tensor:
         live, grammar = task.live, task.live.request.grammar
         if grammar is not None and task.grammar is None and not live.request.ahead:
-            task.grammar = grammar.begin(task.eos_ids)  # its mask is made during the prefill
+            task.grammar = grammar.begin(task.eos_ids)  # its mask is computed during prefill
         if not task.begun:
             task.begun, live.cached_rows = True, start
-        if start == stop and live.request.ahead:  # cached as a whole
+        if start == stop and live.request.ahead:  # wholly cached
             task.finite = True
             return NO_ACCEPTED
         prompt, encoded = live.request.prompt, live.encoded
@@ -262,7 +260,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             token_ids, positions = prompt.token_ids[:stop], prompt.positions[:, :stop]
             prompt = replace(prompt, token_ids=token_ids, positions=positions)
         if encoded is not None and task.media_rows(encoded.start) > task.media_rows(start):
-            encoded = None  # the slot has since lost rows that it leaves out
+            encoded = None  # lacks rows that the slot has since lost
         start_s = self._clock.now()
         logits, accepted = self._engine.prefill(task.slot, prompt, start, encoded)
         with self._lock:
@@ -274,7 +272,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return accepted
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request. Its slot has the reply without the last token. The lock is held."""
+        """Drop a request; its slot has the reply without the last token. The lock is held."""
         if task.logits is not None:  # a row without a sample, as where a grammar ends the text
             task.finite = is_finite(task.logits)
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
@@ -292,7 +290,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int | None) -> None:
-        """Pass a token on; None: the text has ended with the token before."""
+        """Pass a token on; None: the text ended before it."""
         live, logprob, others = task.live, None, list[tuple[int, float]]()
         options = live.request.options
         logits, task.logits = task.logits, None
@@ -327,7 +325,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
                 self._release(task)
 
     def _pass_on(self, task: ThinkerTask, token_id: int | None) -> bool:
-        """Put the tokens that are no longer buffered. Returns whether the reply ends.
+        """Release tokens that need no buffering. Returns whether the reply ends.
 
         The lock is held. Raises ToolCallError.
         """
@@ -343,7 +341,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             task.full = len(live.token_ids) == task.limit
             if grammar is not None and token_id is not None:
                 grammar.push(token_id)
-            # The grammar's answer says whether the reply ends there.
+            # The grammar's answer determines whether the reply ends there.
             last = task.full and (grammar is None or not grammar.pending)
         if last and task.stop is not None and not stopped:
             given += task.stop.flush()
@@ -397,7 +395,6 @@ class EncoderStage(Stage[Task]):
         return [self._engine.encode(x.prompt, self._start(x)) for x in requests]
 
     def _start(self, request: Request) -> int:
-        """The first row that the thinker is expected to compute."""
         if request.keys is None:
             return 0
         return self._cache.count(request.keys.thinker)

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class VocoderTask(Task):
     """A request in the vocoder stage.
 
-    samples: number of samples decoded. chunk: frames of the next chunk. guard: None until a frame
-    was decoded that was made after the whole text was taken.
+    samples: number of decoded samples. chunk: frames of the next chunk. guard: None until a frame
+    made after the whole text was decoded.
     """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
@@ -41,7 +41,7 @@ class VocoderTask(Task):
 
 
 class VocoderStage(Stage[VocoderTask]):
-    """Worker of the vocoder. It decodes the chunks that are due, those of one size as one batch."""
+    """Worker of the vocoder. It decodes due chunks of one size as one batch."""
 
     def __init__(
         self,
@@ -50,22 +50,21 @@ class VocoderStage(Stage[VocoderTask]):
         policy: SchedulingPolicy,
         on_chunk: Callable[[], None],
     ):
-        """on_chunk: called with the lock held, after chunks, and if a first one is put off."""
+        """on_chunk: called with the lock held, after chunks, and if a first one is postponed."""
         super().__init__("vocoder", shared)
         self._engine, self._policy, self._on_chunk = engine, policy, on_chunk
         self._working = False  # guarded by the lock
         # See runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
         self._shortest_call_s: dict[int, float] = {}
-        # First frames of the last request. Later ones are faster, if the thinker shared their
-        # cores.
+        # Frame time at the last request's start; it is shorter later if the thinker shared cores.
         self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
         """Wake this stage if a chunk is due. The lock is held.
 
-        The talker's thread checks this, because waking a thread costs more. A working stage makes
-        its own check afterwards.
+        The talker's thread checks this, because waking a thread costs more. A working stage
+        checks again afterwards.
         """
         starts = not live.chunks
         if self._working and not starts:
@@ -92,7 +91,7 @@ class VocoderStage(Stage[VocoderTask]):
                 task.live.chunk_due = False
                 self._on_chunk()  # the thinker waits for this chunk
             if task.chunk:
-                # One call for a compiled size; the engine pads chunks to it.
+                # One call per compiled size; the engine pads chunks to it.
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
                 groups.setdefault((task.live.decoded_frames == 0, bucket), []).append(task)
         self._working = bool(groups)
@@ -106,7 +105,7 @@ class VocoderStage(Stage[VocoderTask]):
         return partial(self._work, first, bucket, chosen[:most])
 
     def _due_frames(self, task: VocoderTask) -> int:
-        """Return the frames of the next chunk, 0 if it is not due."""
+        """Return the next chunk's frames, 0 if it is not due."""
         live, pending = task.live, task.live.waiting_frames
         if not pending or not live.output.has_space_for_chunk:
             return 0
@@ -114,7 +113,6 @@ class VocoderStage(Stage[VocoderTask]):
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
-        """Return the size of the next chunk."""
         frame_s = frame_pace(task.live.frame_times)
         if frame_s is None:
             frame_s = self._start_frame_s
@@ -167,12 +165,11 @@ class VocoderStage(Stage[VocoderTask]):
         """End runaway speech. Returns the frames to keep, those passed on among them."""
         kept = max(runaway.kept, live.decoded_frames)
         logger.warning(
-            "speech ran away and was ended: %s (%d text tokens, %d frames, of which %d are kept, "
-            "seed %d)",
+            "speech ran away and was ended: %s (%d text tokens, kept %d of %d frames, seed %d)",
             runaway.why,
             live.text.written,
-            len(live.codes),
             kept,
+            len(live.codes),
             live.seed,
         )
         del live.codes[kept:], live.end_probabilities[kept:]
@@ -214,7 +211,6 @@ class VocoderStage(Stage[VocoderTask]):
 
 
 def _chunk(task: VocoderTask) -> Tensor:
-    """Return the frames of a task's next chunk, int64 [frames, 16]."""
     start = task.live.decoded_frames
     codes = np.concatenate(task.live.codes[start : start + task.chunk])
     return torch.from_numpy(codes.reshape(task.chunk, -1))
