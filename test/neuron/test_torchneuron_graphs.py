@@ -44,12 +44,13 @@ from testing.torchneuron.outside import DEVICE, OutsideGraphs
 
 CPU = torch.device("cpu")
 INT8 = "thinker in int8"
-# One graph of each kind; decode of one and of several rows takes experts differently.
+# One graph of each kind; decode of one and of several rows takes experts differently, and 512
+# patches attend by a kernel.
 LEAN_PLAN = replace(
     TINY_PLAN,
     prompt_buckets=(40,),
     decode_buckets=(64,),
-    patch_buckets=(16,),
+    patch_buckets=(16, 512),
     audio_windows=(2,),
     chunk_frames=(4,),
 )

@@ -235,11 +235,16 @@ def _hiding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     columns = EVEN - q.shape[3] % EVEN  # 72 -> 80, 64 -> 80
     hidden = torch.where(mask, 0.0, HIDDEN).to(k.dtype).transpose(2, 3)  # [frames or 1, 1, rows, 1]
     hidden = hidden.expand(*k.shape[:3], 1)
-    one = F.pad(torch.ones_like(hidden), (0, columns - 1))
+
+    def constant(value: float, width: int) -> Tensor:
+        return torch.full((*k.shape[:3], width), value, dtype=k.dtype, device=k.device)
+
+    # Not F.pad or ones_like: TorchNeuron does not lower them.
+    zeros = constant(0, columns - 1)
     return (
-        torch.cat((q, one), 3),
-        torch.cat((k, F.pad(hidden, (0, columns - 1))), 3),
-        F.pad(v, (0, columns)),
+        torch.cat((q, constant(1, 1), zeros), 3),
+        torch.cat((k, hidden, zeros), 3),
+        torch.cat((v, constant(0, columns)), 3),
     )
 
 
