@@ -317,6 +317,7 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni, client) -> None:
         "extra_body": extra,
     }
     sampling = {"thinker_temperature": 0.4, "thinker_top_p": 0.9, "thinker_top_k": 1}
+    sampling["thinker_repetition_penalty"] = 1.05
     result = expected(omni, speaker="Ethan", **sampling)
     text, sound = "", b""
     for piece in client.chat.completions.create(**asked, stream=True):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin
@@ -22,19 +23,27 @@ from openai.types.responses import (
     response_create_params,
     response_input_item_param,
 )
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 from typing_extensions import get_type_hints, is_typeddict
 
 from qwen3_omni_neuron.errors import REMOVED_FIELDS, InputError, MessageError
 from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS, fields_of
 from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, MessageReader
 from qwen3_omni_neuron.serving.endpoints import speech, transcriptions
+from qwen3_omni_neuron.serving.endpoints.client_secrets import ClientSecretRequest
+from qwen3_omni_neuron.serving.endpoints.completions import CompletionRequest
 from qwen3_omni_neuron.serving.endpoints.media import MediaReader
-from qwen3_omni_neuron.serving.openai.bodies import parse_json, refused_field
+from qwen3_omni_neuron.serving.openai.bodies import ClientObject, parse_json, refused_field
 from qwen3_omni_neuron.serving.openai.chat_request import (
+    CalledFunction,
     ChatRequest,
+    EarlierAudio,
+    MediaObject,
+    ToolCall,
     check_request,
     conversation,
+    item_fields,
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError
@@ -56,6 +65,8 @@ from qwen3_omni_neuron.serving.openai.fields import (
 )
 from qwen3_omni_neuron.serving.openai.openapi import advice_for
 from qwen3_omni_neuron.serving.openai.responses import (
+    EarlierReasoning,
+    InputCall,
     ItemsQuery,
     ResponseRequest,
     chat_request_of,
@@ -63,9 +74,17 @@ from qwen3_omni_neuron.serving.openai.responses import (
     fields_of_query,
 )
 from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
-from qwen3_omni_neuron.serving.realtime.events import ItemCreate, read_event, read_items
+from qwen3_omni_neuron.serving.realtime.events import (
+    ItemCreate,
+    ResponseCreate,
+    SessionUpdate,
+    read_event,
+    read_items,
+)
 from qwen3_omni_neuron.serving.realtime.items import read_item as read_draft
 from qwen3_omni_neuron.serving.realtime.session_config import (
+    ResponseConfig,
+    SessionConfig,
     SoundFormat,
     first_config,
     response_config,
@@ -137,7 +156,7 @@ def read(body: Json) -> tuple[Any, list[str]]:
     full = {"model": "own", **user(), **body}
     wanted = parse_json(ChatRequest, json.dumps(full).encode())
     check_request(wanted)
-    media: Any = MediaReader(Service(), None, "me")  # type: ignore[arg-type]
+    media: Any = MediaReader(Service(), None, "me", fields=item_fields(wanted))  # type: ignore[arg-type]
     voices = Voices(("Ethan", "Chelsie"))
     options = request_options(wanted, ServerSettings(), "me", voices, False)
     messages = conversation(wanted, media.read, said)
@@ -326,6 +345,82 @@ def test_a_checkpoint_thinks_as_it_does() -> None:
     ):
         with pytest.raises(ApiError, match=said):
             read(given)
+
+
+def test_fields_of_all_media_are_those_of_each_item_that_has_no_others() -> None:
+    given = {name: RIGHT[name] for name in fields_of("video", over_http=True) if name != "nframes"}
+
+    def options(*parts: Json, **fields: Any) -> list[Json]:
+        return [one[2] for one in read({**user(*parts), "mm_processor_kwargs": fields})[0][2]]
+
+    seen = {name: value for name, value in given.items() if name in fields_of("image")}
+    parts = part("video"), part("image", max_pixels=9000), sound()
+    assert options(*parts, **given) == [given, {**seen, "max_pixels": 9000}, {}]
+    frames = {"type": "video", "video": [URL]}
+    assert options(frames, **given) == [{**seen, "total_pixels": 1000000, "fps": 2.0}]
+    assert options(frames, use_audio_in_video=True) == [{"fps": 2.0}]
+    for wrong in [*({n: v} for n, vs in WRONG.items() for v in vs), {"use_audio_in_video": 1}]:
+        (name,) = wrong
+        with pytest.raises(ApiError, match=name) as refused:
+            options(**wrong)
+        assert refused.value.param == f"mm_processor_kwargs.{name}"
+
+
+STAGES = ("thinker", "talker", None)
+
+
+def test_each_stages_sampling_is_honoured_without_effect_or_refused() -> None:
+    names = {**dict.fromkeys(("temperature", "top_p", "repetition_penalty"), 0.5), "top_k": 2}
+    names |= {"max_tokens": 7, "seed": 3, "detokenize": True, "stop_token_ids": [2150]}
+    for number, stage in enumerate(STAGES):
+        for name, value in names.items():
+            stages = [{}] * number + [{name: value}]
+            (options, *_), counted = read({"sampling_params_list": stages})
+            option = "seed" if name == "seed" else f"{stage}_{name}"
+            option = option.replace("max_tokens", "max_new_tokens")
+            honoured = options.get(option) == value
+            assert honoured or counted == [f"sampling_params_list[{number}].{name}"]
+            assert honoured == (stage is not None and name in list(names)[: 6 - number])
+    for number, name in ((0, "nonsense"), (1, "min_p"), (2, "best_of")):
+        with pytest.raises(ApiError, match=rf"\[{number}\]\.{name}: this field is unknown"):
+            read({"sampling_params_list": [{}] * number + [{name: 1}]})
+
+
+def models_in(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield a body's model and those in it, and its open objects, each by a path to it."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield path, kind
+        for name, one in kind.model_fields.items():
+            yield from models_in(one.annotation, f"{path}.{one.alias or name}")
+    elif get_origin(kind) is dict or kind is dict:
+        yield path, dict
+    for inner in get_args(kind):
+        yield from models_in(inner, path)
+
+
+# Objects that are schemas, notes that come back, without effect as a whole, or checked elsewhere.
+FREE = {"parameters", "schema", "metadata", "prompt.variables"}
+READ = {"sampling_params_list", "session", "truncation", "response"}
+READ_BACK = (EarlierAudio, ToolCall, CalledFunction, InputCall, EarlierReasoning)
+BODIES: Sequence[type[BaseModel]] = (
+    *(ChatRequest, CompletionRequest, ResponseRequest, speech.SpeechRequest),
+    *(transcriptions.TranscriptionRequest, ClientSecretRequest, SessionConfig, ResponseConfig),
+    *(SessionUpdate, ItemCreate, ResponseCreate),
+)
+
+
+def test_no_object_at_any_depth_takes_a_field_that_nobody_knows() -> None:
+    """But parts with media, whose fields MediaReader checks, and what a client got from here."""
+    found = [one for body in BODIES for one in models_in(body, body.__name__)]
+    for path, kind in found:
+        if kind is dict:
+            assert path.endswith(tuple(FREE | READ))
+        elif issubclass(kind, ClientObject) and not issubclass(kind, (MediaObject, *READ_BACK)):
+            made = kind.model_construct(role="user", type="input_text")
+            made.__pydantic_extra__ = {"colour": "red"}
+            with pytest.raises(PydanticCustomError, match="unknown here"):
+                made._check_further()
+    assert len(found) > 100
 
 
 # Fields of parts. What qwen-omni-utils 0.0.9 reads of an element, by its kind.
@@ -573,13 +668,14 @@ def read_items_query(body: Json) -> Found:
 def beside(path: str, value: Any, base: Json) -> Json:
     """Return a body with a value at a path, and what the objects on the way have in `base`."""
     name, _, rest = path.partition(".")
-    listed = name.endswith("[]")
-    name = name.removesuffix("[]")
+    listed = re.search(r"\[(\d*)\]$", name)
+    name = name[: listed.start()] if listed else name
     if not rest:
         return {**base, name: [value] if listed else value}
     inner = base.get(name)
     if listed:
-        return {**base, name: [beside(rest, value, (inner or [{}])[0])]}
+        before = [{}] * int(listed[1] or 0)
+        return {**base, name: [*before, beside(rest, value, (inner or [{}])[0])]}
     return {**base, name: beside(rest, value, inner if isinstance(inner, dict) else {})}
 
 

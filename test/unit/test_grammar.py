@@ -46,6 +46,7 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni) -> None:
     for grammar, pattern in (
         ({"regex": "(red|blue) [0-9]{3}\\."}, r"(red|blue) [0-9]{3}\."),
         ({"lark": 'start: a "!"\na: "ho" | "hi" a'}, r"(hi)*ho!"),
+        ({"lark": 'start: "<|im_end|>\\"" /<[3]>/ # <think>'}, r'<\|im_end\|>"<3>'),
     ):
         result = omni.generate_audio(HELLO, seed=1, grammar=grammar, **LIMITS)
         assert re.fullmatch(pattern, result.text) and len(result.audio)
@@ -155,6 +156,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"regex": "(a"}, "unclosed group"),
     ({"regex": "a" * (1 << 19)}, "524288 characters"),
     ({"lark": "start: nothing"}, "unknown name"),
+    ({"lark": 'start: "a" <|im_end|> "b"'}, r"special token <\|im_end\|>, .* in quotes"),
+    ({"lark": 'start: /["#]/ <[151645]>'}, "special token <.151645.>"),
     ({"json": {"type": "text"}}, "Invalid type: text"),
     ({"json": {"not": {}}}, 'Unimplemented keys: \\["not"\\]'),
     ({"json": {"$ref": "http://localhost/a"}}, "not present in a registry"),

@@ -5,6 +5,7 @@ They are hostile input: bounded here, and run in processes that may die.
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 # As Qwen's chat templates write it; flexible white space could be endless.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+# Lark's strings, comments and regular expressions, as llguidance reads them.
+_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+_LARK_TOKEN = re.compile(r"<[^<>\s]+>")
 Json = dict[str, Any]
 
 
@@ -418,7 +422,16 @@ def _body(given: Mapping[str, Any]) -> Json:
         text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(f"the grammar can't be encoded: {error}.") from None
-    return {"regex" if kind == "regex" else "lark_grammar": text}
+    if kind == "regex":
+        return {"regex": text}
+    special = _LARK_TOKEN.search(_LARK_TEXT.sub(" ", text))
+    if special is not None:
+        name = printable(special[0], 64)
+        raise OptionError(
+            f"grammar names the special token {name}, and a reply is text. Leave it out, or write "
+            f'it in quotes for its characters: "{name}".'
+        )
+    return {"lark_grammar": text}
 
 
 def _parameters(function: Mapping[str, Any]) -> Any:

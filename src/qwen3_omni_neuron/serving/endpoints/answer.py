@@ -36,6 +36,7 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
     ChatRequest,
     check_request,
     conversation,
+    item_fields,
     request_options,
 )
 from qwen3_omni_neuron.serving.openai.errors import ApiError, error_event
@@ -312,7 +313,9 @@ class Question:
             wanted, service.settings, context.owner, voices, omni.info.thinks
         )
         hears_videos = self.options.get("use_audio_in_video") is True
-        self._media = MediaReader(service, omni, context.owner, hears_videos, context.param)
+        self._media = MediaReader(
+            service, omni, context.owner, hears_videos, context.param, fields=item_fields(wanted)
+        )
         context.warnings = self._media.warnings
         transcript = partial(service.replies.get, context.owner)
         self._messages = conversation(wanted, self._media.read, transcript, names)

@@ -15,7 +15,7 @@ import pybase64
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.helpers.job import Admit, Decoded, Job, Kind, Measured
 from qwen3_omni_neuron.helpers.media import decode_inline
-from qwen3_omni_neuron.prompt.media.fields import read_fields
+from qwen3_omni_neuron.prompt.media.fields import fields_of, read_fields
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import CHAT, names_in
 from qwen3_omni_neuron.serving.service import Service
@@ -75,15 +75,17 @@ class MediaReader:
         hears_videos: bool = False,
         param: str = "messages",
         in_windows: bool = False,
+        fields: Mapping[str, Any] | None = None,
     ):
         """hears_videos: the sound of videos is wanted, too. param: name of the field with media.
 
-        in_windows: audio may be longer than the context.
+        in_windows: audio may be longer than the context. fields: those of items that do not have
+        them.
         """
         self._service, self._settings, self._owner = service, service.settings, owner
         self._hears_videos, self._param = hears_videos, param
         self._omni, self._in_windows = omni, in_windows
-        self._count, self._tokens = 0, 0
+        self._count, self._tokens, self._fields = 0, 0, fields or {}
         self.warnings: list[str] = []
         self._items: list[_Pending] = []
 
@@ -157,7 +159,12 @@ class MediaReader:
         def refusal(message: str, name: str | None) -> ApiError:
             return wrong_value(message, paths.get(name or "", where)[:200])
 
-        of_file = holder != "video"
+        of_file, known = holder != "video", fields_of(kind, over_http=True)
+        for name, value in self._fields.items():
+            if name not in known or name in given:
+                continue
+            if of_file or not (known[name].of_files or name == "fps"):  # fps: the frames' own rate
+                given[name], paths[name] = value, f"mm_processor_kwargs.{name}"
         return read_fields(kind, given, where, refusal, over_http=True, of_file=of_file)
 
     def finish_inline(self, hold: Hold) -> bool:

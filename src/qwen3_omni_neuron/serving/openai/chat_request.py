@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qwen3_omni_neuron.errors import format_value
+from qwen3_omni_neuron.errors import did_you_mean, format_value
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.prompt.media.fields import fields_of, read_fields
 from qwen3_omni_neuron.prompt.pauses import pause
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
@@ -46,13 +47,13 @@ Transcript = Callable[[str], str | None]
 
 _OF_OMNI = "of vllm-omni's clients"
 _PARTS = names_in(CHAT, "messages[].content[]")
-# Fields of vllm-omni's sampling of thinker and talker, and the options of a request.
-_SAMPLING = ("temperature", "top_p", "top_k")
+# Fields of vllm-omni's sampling of its stages, and the options of a request.
+_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 _STAGES: Sequence[Mapping[str, str]] = (
     {name: f"thinker_{name}" for name in _SAMPLING}
     | {"max_tokens": "thinker_max_new_tokens", "seed": "seed"},
-    {name: f"talker_{name}" for name in (*_SAMPLING, "repetition_penalty")}
-    | {"max_tokens": "talker_max_new_tokens"},
+    {name: f"talker_{name}" for name in _SAMPLING} | {"max_tokens": "talker_max_new_tokens"},
+    {},
 )
 
 
@@ -251,6 +252,14 @@ class JsonSchemaFormat(ClientObject):
     json_schema: JsonSchema
 
 
+class ProcessorSettings(ClientObject):
+    """Fields of all images and videos of a request, and use_audio_in_video."""
+
+    model_config = ConfigDict(json_schema_extra=with_item_fields("video"))
+    further = fields_of("video", over_http=True)
+    use_audio_in_video: bool | None = None
+
+
 class AudioOutput(ClientObject):
     """Voice and format of the speech."""
 
@@ -300,8 +309,8 @@ class ChatRequest(TextRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: Annotated[PlainFormat | JsonSchemaFormat, OneOf()] | None = None
-    sampling_params_list: list[Json] | None = Field(None, description=_OF_OMNI)
-    mm_processor_kwargs: Json | None = Field(None, description=_OF_OMNI)
+    sampling_params_list: list[Json] | None = Field(None, max_length=3, description=_OF_OMNI)
+    mm_processor_kwargs: ProcessorSettings | None = Field(None, description=_OF_OMNI)
 
     @property
     def speaks(self) -> bool:
@@ -404,17 +413,37 @@ def text_options(
 def _stage_options(wanted: ChatRequest) -> Json:
     """Return the options for vllm-omni's own fields."""
     options: Json = {}
-    for stage, ours in zip(wanted.sampling_params_list or (), _STAGES, strict=False):
+    for number, stage in enumerate(wanted.sampling_params_list or ()):
+        ours, place = _STAGES[number], f"sampling_params_list[{number}]"
+        known = ours.keys() | names_in(CHAT, place)
+        for name, value in stage.items():
+            if value is not None and name not in known:
+                message = f"{place}.{name[:80]}: this field is unknown here."
+                message += did_you_mean(name, known)
+                raise wrong_value(message, f"{place}.{name}"[:200])
         given = {ours[name]: stage[name] for name in ours if stage.get(name) is not None}
-        if stage.get("temperature") == 0:
+        if ours and stage.get("temperature") == 0:
             temperature = ours["temperature"]
             del given[temperature]
             given[temperature.replace("temperature", "do_sample")] = False
         if stage.get("top_k") == -1:
             given[ours["top_k"]] = 0
         options |= given
-    processor = wanted.mm_processor_kwargs or {}
-    return options | {n: processor[n] for n in ("use_audio_in_video",) if n in processor}
+    processor = wanted.mm_processor_kwargs
+    if processor is not None and processor.use_audio_in_video is not None:
+        options["use_audio_in_video"] = processor.use_audio_in_video
+    return options
+
+
+def item_fields(wanted: ChatRequest) -> Json:
+    """Return the checked fields of all images and videos of a request. Raises ApiError."""
+
+    def refusal(message: str, name: str | None) -> ApiError:
+        return wrong_value(message, f"{where}.{name}" if name else where)
+
+    where, given = "mm_processor_kwargs", wanted.mm_processor_kwargs
+    extra = None if given is None else given.model_extra
+    return read_fields("video", extra or {}, where, refusal, over_http=True)
 
 
 def function_tools(functions: Iterable[BaseModel]) -> list[Json]:

@@ -4,6 +4,7 @@ One table for all endpoints: each is honoured as an option, or has no effect, or
 the value that changes nothing. null is such a value everywhere. docs/serving.md has it, too.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -76,6 +77,7 @@ _CONVERSATION = (
 )
 _ENGINES = "request_id rid return_stage_metrics"
 _CACHES = "cache_control prompt_cache_breakpoint"
+_OF_STAGES = "detokenize stop_token_ids"
 NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     CHAT: {
         "": f"{_CONVERSATION} metadata store prediction verbosity reasoning_effort {_ENGINES}",
@@ -88,6 +90,10 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
         "messages[].content[]": f"id index uuid role annotations logprobs {_CACHES}",
         "messages[].content[].input_audio": "format",
         **{f"messages[].content[].{kind}_url": "format" for kind in ("audio", "image", "video")},
+        "sampling_params_list[0]": _OF_STAGES,
+        "sampling_params_list[1]": f"{_OF_STAGES} seed",
+        "sampling_params_list[2]": f"{_OF_STAGES} seed temperature top_p top_k max_tokens "
+        "repetition_penalty",
     },
     COMPLETIONS: {"": f"model user {_ENGINES}", "stream_options": "include_obfuscation"},
     RESPONSES: {
@@ -117,7 +123,8 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
 }
 """By path or event, and by the object that a field is in: names of fields without effect.
 
-[] stands after a list, and * for further fields of an object that clients send back as they got it.
+[] stands after a list, [0] for its first item, and * for further fields of an object that clients
+send back as they got it.
 """
 # Values that ask for nothing, beside null, what is empty, and the server's own model.
 _NOTHING: Mapping[str, Any] = {
@@ -143,8 +150,10 @@ def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> I
     the server's model, which asks for nothing. where: name of the object, or list, that is given.
     """
     if isinstance(given, list):
-        for item in given:
-            yield from sent_without_effect(path, item, model, f"{where}[]")
+        for number, item in enumerate(given):
+            place = f"{where}[{number}]"
+            place = place if place in NO_EFFECT[path] else f"{where}[]"
+            yield from sent_without_effect(path, item, model, place)
     if not isinstance(given, Mapping | BaseModel):
         return
     extra = (given.model_extra or {}) if isinstance(given, BaseModel) else {}
@@ -170,7 +179,7 @@ def _objects(path: str) -> frozenset[str]:
         parts = where.split(".")
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
-            found |= {name, name.removesuffix("[]")}
+            found |= {name, re.sub(r"\[\d*\]$", "", name)}
     return frozenset(found)
 
 
