@@ -1,7 +1,8 @@
 """Videos for tests: frames of a flat grey that encodes their number, and a tone of 440 Hz."""
 
 import io
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,49 @@ def frame_numbers(frames: np.ndarray) -> list[int]:
     return [round(float(grey) / STEP) for grey in middle]
 
 
+def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    while content:
+        size = int.from_bytes(content[:4], "big")
+        yield content[4:8], content[8:size]
+        content = content[size:]
+
+
+def _box(name: bytes, *content: bytes) -> bytes:
+    return (8 + sum(map(len, content))).to_bytes(4, "big") + name + b"".join(content)
+
+
+def _edited(track: bytes, parts: Sequence[tuple[float, float | None]], movie_rate: int) -> bytes:
+    boxes = dict(_boxes(track))
+    rate = int.from_bytes(dict(_boxes(boxes[b"mdia"]))[b"mdhd"][12:16], "big")
+    # The edit list that FFmpeg wrote begins at the first frame.
+    first = int.from_bytes(dict(_boxes(boxes[b"edts"]))[b"elst"][12:16], "big")
+    edits = b"".join(
+        struct.pack(
+            ">IiI",
+            round(length * movie_rate),
+            -1 if begin is None else round(begin * rate) + first,
+            1 << 16,
+        )
+        for length, begin in parts
+    )
+    boxes[b"edts"] = _box(b"elst", bytes(4), len(parts).to_bytes(4, "big"), edits)
+    return b"".join(_box(*box) for box in boxes.items())
+
+
+def with_edits(video: bytes, parts: Sequence[tuple[float, float | None]]) -> bytes:
+    """Return an MP4 of PyAV with an edit list for every track.
+
+    parts: length, and where in the track it begins, in seconds; None: nothing is shown.
+    """
+    moov = dict(_boxes(video))[b"moov"]
+    movie_rate = int.from_bytes(dict(_boxes(moov))[b"mvhd"][12:16], "big")
+    tracks = [
+        _box(name, _edited(content, parts, movie_rate) if name == b"trak" else content)
+        for name, content in _boxes(moov)
+    ]
+    return b"".join(_box(n, *(tracks if n == b"moov" else [c])) for n, c in _boxes(video))
+
+
 def make_video(
     n: int = 30,
     *,
@@ -29,7 +73,7 @@ def make_video(
     codec: str = "mpeg4",
     times_ms: Sequence[int] | None = None,
     b_frames: int = 0,
-    rotation: int = 0,
+    turned: tuple[int, bool, bool] | None = None,
     audio: str | None = None,
     audio_late_s: float = 0.0,
     audio_s: float = 1.0,
@@ -41,8 +85,10 @@ def make_video(
     """Return the bytes of a video of n frames (at most 40, so that the greys differ).
 
     times_ms: each frame's timestamp; 1 / rate apart by default. The upper left corner is white, to
-    tell rotations apart. audio: codec of a stereo track, whose right channel is silent. file: path
-    to write the video to as well; some options need a real file. piped: written without seeking.
+    tell orientations apart. turned: degrees counterclockwise, whether it is then mirrored from left
+    to right, and from top to bottom, by its display matrix. audio: codec of a stereo track, whose
+    right channel is silent. file: path to write the video to as well; some options need a real
+    file. piped: written without seeking.
     """
     import av
 
@@ -56,8 +102,8 @@ def make_video(
             stream.pix_fmt, stream.bit_rate = "yuv420p", 4_000_000
             stream.codec_context.time_base = clock
             stream.max_b_frames = b_frames
-            if rotation:
-                stream.set_display_rotation(rotation)
+            if turned is not None:
+                stream.set_display_rotation(*turned)
         if audio is not None:
             tone: Any = out.add_stream(audio, rate=TONE_RATE)
         for index in range(n if video else 0):

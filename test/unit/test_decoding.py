@@ -126,7 +126,7 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
     "avi": (lambda: make_video(container="avi", codec="libx264", b_frames=2), {"fps": 7}),
     "webm": (lambda: make_video(container="webm", codec="libvpx", rate=15), {"max_frames": 6}),
     "uneven": (lambda: make_video(5, times_ms=[0, 40, 700, 710, 1500]), {}),
-    "rotated": (lambda: make_video(rotation=90), {"min_pixels": 1024}),
+    "rotated": (lambda: make_video(turned=(90, False, False)), {"min_pixels": 1024}),
     "shrunk": (make_video, {"max_pixels": 1024, "fps": 10.0}),
     "narrow": (lambda: grey_video(4, 2000, 10), {"min_pixels": 1024}),
 }

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
-from testing.made_videos import SIZE, STEP, frame_numbers, make_video
+from testing.made_videos import SIZE, STEP, frame_numbers, make_video, with_edits
 
 RATE = 16000
 
@@ -90,17 +91,65 @@ def test_of_a_variable_rate_the_frame_on_the_screen_is_seen(container) -> None:
     assert shown == [0, 5, 7, 7, 7, 8]
 
 
-@pytest.mark.parametrize("degrees", [90, 180, 270])
-def test_frames_are_turned_as_the_file_says(degrees) -> None:
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("upside_down", [False, True])
+def test_frames_are_shown_as_the_display_matrix_says(degrees, mirrored, upside_down) -> None:
     from av.video.stream import VideoStream
 
-    if not hasattr(VideoStream, "set_display_rotation"):
-        pytest.skip("this PyAV can't write a rotation")
+    if not hasattr(VideoStream, "set_display_matrix"):
+        pytest.skip("this PyAV can't write a display matrix")
     plain = load(make_video(4)).frames
-    turned = load(make_video(4, rotation=degrees)).frames
-    assert np.array_equal(turned, np.rot90(plain, degrees // 90, axes=(1, 2)))
+    shown = load(make_video(4, turned=(degrees, mirrored, upside_down))).frames
+    expected = np.rot90(plain, degrees // 90, axes=(1, 2))
+    expected = expected[:, :, ::-1] if mirrored else expected
+    assert np.array_equal(shown, expected[:, ::-1] if upside_down else expected)
     assert (plain[:, 4, 4] > 200).all()  # the corner that says which way is up
     assert (plain[:, -4, 4] < 100).all()
+
+
+EDITS: dict[str, tuple[list[tuple[float, float | None]], list[int]]] = {
+    "start": ([(2.4, 1.6)], [*range(16, 40)]),
+    "end": ([(2.0, 0.0)], [*range(20)]),
+    "both": ([(2.0, 1.0)], [*range(10, 30)]),
+    "between frames": ([(2.0, 1.05)], [*range(11, 31)]),
+    "delay": ([(0.5, None), (2.0, 1.0)], [*range(10, 30)]),
+    "two parts": ([(1.0, 0.5), (1.0, 3.0)], [*range(5, 15), *range(30, 40)]),
+    "again": ([(1.0, 0.0), (1.0, 0.5)], [*range(10), *range(5, 15)]),
+    "another order": ([(1.0, 3.0), (1.0, 0.0)], [*range(30, 40), *range(10)]),
+}
+
+
+@pytest.mark.parametrize(("codec", "b_frames"), [("mpeg4", 0), ("libx264", 2)])
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_list_says_what_is_shown(name, codec, b_frames) -> None:
+    import av
+
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    parts, numbers = EDITS[name]
+    video = make_video(40, rate=10, codec=codec, b_frames=b_frames, audio="aac", audio_s=4.0)
+    item, said = {"video": with_edits(video, parts), "fps": 10.0}, list[str]()
+    shown = load_video(item, "here", audio_rate=RATE, warn=said.append)
+    heard = load_waveform({"audio": item["video"]}, RATE, "here", warn=said.append)
+    assert said == []
+    for sound in (shown.audio, heard):
+        assert len(sound) / RATE == pytest.approx(len(numbers) / 10, abs=0.06)
+    if b_frames and len(parts) > 1:
+        # FFmpeg moves the second part by a frame: one is missing or shown twice.
+        assert set(numbers) - set(frame_numbers(shown.frames)) <= {14, 39}
+        return
+    assert frame_numbers(shown.frames) == numbers
+    assert shown.fps == pytest.approx(10.0)
+    part = load(item["video"], video_start=0.4, video_end=0.85, fps=10.0).frames
+    assert frame_numbers(part) == numbers[4:8]
+
+
+def test_an_edit_list_may_end_in_a_long_still() -> None:
+    times = [0, 10, 20, 30, 40, 50, 1000, 1100, 3000, 3900]
+    video = load(with_edits(make_video(10, times_ms=times), [(2.0, 0.0)]))
+    assert frame_numbers(video.frames) == [0, 5, 6, 7]
+    assert video.fps == 2.0
 
 
 def tone_of(audio: np.ndarray) -> float:

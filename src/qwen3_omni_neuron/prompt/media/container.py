@@ -131,6 +131,8 @@ class Packets:
         self._container, self._stream = container, stream
         self._begin_s, self._end_s, self._end_byte = math.inf, -math.inf, 0
         self._next_s = -math.inf
+        # Time by which FFmpeg may shift parts of an edit list, and whether packets are left out.
+        self._unsure_s, self._left_out, self._behind = 0.0, False, False
 
     def __iter__(self) -> "Iterator[Packet]":
         """Yield the packets that can be read. Raises av.FFmpegError if none can."""
@@ -162,10 +164,18 @@ class Packets:
         if packet.pts is not None:
             self._begin_s = min(self._begin_s, tick * packet.pts)
             self._end_s = max(self._end_s, tick * packet.pts + duration_s)
-        if packet.stream_index == self._stream.index and packet.dts is not None:
+        if packet.stream_index != self._stream.index:
+            return
+        # An edit list's part begins with packets from before it, which are decoded and not shown.
+        self._unsure_s += duration_s * (packet.is_discard and not self._left_out)
+        self._left_out = packet.is_discard
+        if packet.dts is not None:
             now_s = tick * packet.dts
-            self.restarts += now_s < self._next_s - duration_s - _MISSING_S
-            self._next_s = now_s + duration_s
+            behind = now_s < self._next_s - duration_s - _MISSING_S
+            self._behind = packet.is_discard and (behind or self._behind)
+            if not packet.is_discard:
+                self.restarts += behind
+                self._next_s = now_s + duration_s
 
     def decoded(self, packet: "Packet") -> list[Any]:
         """Return the frames of a packet, none if it can't be decoded."""
@@ -187,8 +197,13 @@ class Packets:
         name = self._container.format.name
         if name.startswith("matroska") and self._end_s > self._begin_s:
             found_s = self._end_s - self._begin_s  # its header has the longest stream's length
+        elif name.startswith("mov") and promised_s:
+            # Its header counts an empty edit before the first packet. It may also have less than is
+            # there: where a file was cut by packets, some of the last frames are missing.
+            start_s = float((self._stream.start_time or 0) * (self._stream.time_base or 0))
+            found_s = min(found_s + max(0.0, start_s), promised_s)
         said = [f"{self.failed} packets can't be decoded"] if self.failed else []
-        if self.restarts:
+        if self.restarts or self._behind:
             said.append("its timestamps begin anew, as those of joined files")
         with open_media(source, where, AudioError) as file:
             if name == "ogg":
@@ -201,6 +216,8 @@ class Packets:
                 left = file.seek(0, 2) - self._end_byte
             else:
                 left = _left_of_next(file, self._end_byte)
+        if promised_s is not None and abs(promised_s - found_s) <= _MISSING_S + self._unsure_s:
+            promised_s = None
         return _losses(said, promised_s, found_s, left)
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
 _UNDATED = -(1 << 63)  # timestamp of a packet without one, as in FFmpeg
+_FILLED, _KEY, _SHOWN = 1, 2, 4  # flags of a packet: it has bytes, is a keyframe, is shown
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ class Timeline:
     """Timestamps of the frames of a file, or of a part of it.
 
     ticks: int64 [frames], ascending presentation timestamps. shown: int64 [frames], timestamp of
-    the picture on the screen, or its number if `counted`. tick: in seconds. constant: all frames
-    are shown equally long. start: in seconds of the file's clock. keys: int64 [keyframes, 2],
-    packets' numbers and timestamps.
+    the picture on the screen, or its number if `counted`. packets: int64 [frames], number of its
+    packet. tick: in seconds. constant: all frames are shown equally long. start: in seconds of the
+    file's clock. keys: int64 [keyframes, 2], packets' numbers and timestamps.
     """
 
     ticks: NDArray[np.int64]
     shown: NDArray[np.int64]
+    packets: NDArray[np.int64]
     tick: Fraction
     seconds: Fraction
     constant: bool
@@ -100,60 +102,70 @@ class Timeline:
         ticks = self.ticks[kept].copy()
         if not self.constant:  # the first frame may have begun earlier
             ticks[0] = self.ticks[0] + math.floor(begin / self.tick)
-        start = self.start + begin
-        return replace(self, ticks=ticks, shown=self.shown[kept], seconds=seconds, start=start)
+        shown, packets, start = self.shown[kept], self.packets[kept], self.start + begin
+        return replace(
+            self, ticks=ticks, shown=shown, packets=packets, seconds=seconds, start=start
+        )
 
-    def packet_before(self, tick: int) -> int:
-        """Return the number of the packet from which on a frame can be decoded."""
+    def first_packet(self) -> int:
+        """Return the number of the packet from which on the first frame can be decoded."""
         if self.counted or self.keys is None:
             return 0
-        before = self.keys[self.keys[:, 1] <= tick, 0]
+        numbers, ticks = self.keys.T
+        before = numbers[(numbers <= self.packets[0]) & (ticks <= self.shown[0])]
         return int(before[-1]) if len(before) else 0
 
 
 def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
-    """Read timestamps, up to where they begin anew. fps: rate if the file has none."""
+    """Read timestamps, up to where they begin anew. fps: rate if the file has none.
+
+    Packets that an edit list leaves out are decoded, because others need them, and not shown.
+    """
     tick = stream.time_base or Fraction(1)
-    pts, durations, filled, keys = array("q"), array("q"), bytearray(), bytearray()
+    pts, durations, flags = array("q"), array("q"), bytearray()
     for packet in packets:
         if packets.restarts or (not packet.size and packet.pts is None):
             continue
         pts.append(_UNDATED if packet.pts is None else packet.pts)
         durations.append(packet.duration or 0)
-        filled.append(packet.size > 0)
-        keys.append(packet.is_keyframe)
+        shown = 0 if packet.is_discard else _SHOWN
+        flags.append((_FILLED if packet.size else 0) | (_KEY if packet.is_keyframe else 0) | shown)
     rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
     numbers, lengths = (np.frombuffer(x, np.int64) for x in (pts, durations))
-    seen, first = (np.frombuffer(x, np.bool_) for x in (filled, keys))
-    return _timeline(numbers, lengths, seen, first, stream, tick, rate)
+    return _timeline(numbers, lengths, np.frombuffer(flags, np.uint8), stream, tick, rate)
 
 
 def _timeline(
     pts: NDArray[np.int64],
     durations: NDArray[np.int64],
-    filled: NDArray[np.bool_],
-    keyframes: NDArray[np.bool_],
+    flags: NDArray[np.uint8],
     stream: "VideoStream",
     tick: Fraction,
     rate: Fraction,
 ) -> Timeline:
-    total = len(pts)
-    order = np.lexsort((filled, durations, pts))
-    ticks = pts[order]
-    if (pts == _UNDATED).any() or (total > 1 and ticks[0] == ticks[-1]):
+    (keys,) = (flags & _KEY).nonzero()
+    keyframes = np.stack((keys, pts[keys]), 1)
+    (packets,) = (flags & _SHOWN).nonzero()
+    packets = packets[np.lexsort((flags[packets] & _FILLED, durations[packets], pts[packets]))]
+    total, ticks = len(packets), pts[packets]
+    if total and (ticks[0] == _UNDATED or (total > 1 and ticks[0] == ticks[-1])):
         # In a raw stream average_rate is FFmpeg's default of 25, guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
         numbers = np.arange(total)
-        return Timeline(numbers, numbers, 1 / rate, total / rate, True, True, start)
-    filled = filled[order]
+        return Timeline(numbers, numbers, numbers, 1 / rate, total / rate, True, True, start)
     # An empty packet shows the frame of the last packet before it that is not empty.
+    filled = (flags[packets] & _FILLED) > 0
     held = np.maximum.accumulate(np.where(filled, np.arange(total), 0))
-    seconds, constant = _length(ticks, int(durations[order[-1]]) if total else 0, tick, rate)
+    seconds, constant = _length(ticks, int(durations[packets[-1]]) if total else 0, tick, rate)
     start = int(ticks[0]) * tick if total else Fraction(0)
-    (numbers,) = keyframes.nonzero()
-    keys = np.stack((numbers, pts[numbers]), 1)
-    return Timeline(ticks, ticks[held], tick, seconds, constant, False, start, keys)
+    if not constant and stream.container.format.name.startswith("mov"):
+        # An edit list may end while the last frame is shown.
+        length = (stream.duration or 0) * tick - start
+        seconds = min(seconds, length) if length > int(ticks[-1]) * tick - start else seconds
+    return Timeline(
+        ticks, ticks[held], packets[held], tick, seconds, constant, False, start, keyframes
+    )
 
 
 def _length(
@@ -367,8 +379,7 @@ def _read_frames(
         previous: tuple[int, VideoFrame] | None = None
         latest: int | None = None
         packets = Packets(container, stream)
-        first = timeline.packet_before(chosen[0])
-        for index, frame in enumerate(_decoded(packets, first)):
+        for index, frame in enumerate(_decoded(packets, timeline.first_packet())):
             now = index if timeline.counted else frame.pts
             if now is None:
                 continue
@@ -404,6 +415,20 @@ def _pixels(frame: "VideoFrame", **size: Any) -> NDArray[Any]:
     return frame.to_ndarray(format="rgb24", **size, **threads)
 
 
+def _orientation(frame: "VideoFrame") -> tuple[bool, bool, bool]:
+    """Return whether x and y of a frame are swapped, and whether x and y then run backwards.
+
+    They are one of the eight orientations of right angles, the nearest to the display matrix: nine
+    integers, of which [0, 1, 3, 4] map (x, y) to (a x + c y, b x + d y).
+    """
+    found: Any = frame.side_data.get("DISPLAYMATRIX")
+    if found is None:
+        return False, False, False
+    a, b, _, c, d = np.frombuffer(found, np.int32)[:5].tolist()
+    swapped = abs(b) + abs(c) > abs(a) + abs(d)
+    return (True, c < 0, b < 0) if swapped else (False, a < 0, d < 0)
+
+
 class _KeptFrames:
     """Chosen frames: upright, fitted, and of one size. failed: number of undecodable packets."""
 
@@ -421,16 +446,17 @@ class _KeptFrames:
         return self._chosen[self._count] if self._count < len(self._chosen) else None
 
     def add(self, now: int, frame: "VideoFrame") -> None:
-        pixels: NDArray[Any]
-        quarters = round(frame.rotation / 90)
-        size = (frame.height, frame.width) if quarters % 2 == 0 else (frame.width, frame.height)
+        swapped, right_to_left, upside_down = _orientation(frame)
+        size = (frame.width, frame.height) if swapped else (frame.height, frame.width)
         self._size = self._size or size
-        if size == self._size:
-            pixels = np.rot90(_pixels(frame), quarters)
-        else:
+        scaled = {}
+        if size != self._size:
             self._other = size
-            height, width = self._size if quarters % 2 == 0 else self._size[::-1]
-            pixels = np.rot90(_pixels(frame, width=width, height=height), quarters)
+            height, width = self._size[::-1] if swapped else self._size
+            scaled = {"width": width, "height": height}
+        pixels = _pixels(frame, **scaled)
+        pixels = pixels.transpose(1, 0, 2) if swapped else pixels
+        pixels = pixels[:: -1 if upside_down else 1, :: -1 if right_to_left else 1]
         fitted = self._fit(pixels)
         if self.frames is None:
             self.frames = np.empty((len(self._chosen), *fitted.shape), np.uint8)
