@@ -234,7 +234,7 @@ def test_a_model_that_does_not_fit_is_the_only_one_compiled(plan, clean, tree) -
 def test_a_folder_of_somebody_else_is_not_replaced(plan, tmp_path) -> None:
     (tmp_path / "audio").mkdir()
     (tmp_path / "audio" / "song.wav").write_bytes(b"la")
-    with pytest.raises(ArtifactError, match="audio is there, and no compiled model"):
+    with pytest.raises(ArtifactError, match="audio exists, but is not a compiled model"):
         compile_tree(plan, tmp_path, SLOW)
     assert (tmp_path / "audio" / "song.wav").read_bytes() == b"la"
 
@@ -254,7 +254,7 @@ def test_a_compile_that_is_killed_says_what_takes_less_memory_and_keeps_what_is_
     plan = replace(plan, opt_level=opt_level)
     with pytest.raises(CompileError, match=r"vision: .*SIGKILL") as caught:
         compile_tree(plan, tmp_path, KILLED)
-    assert ("Try --opt-level 1, with which" in str(caught.value)) == (opt_level == 2)
+    assert ("Try --opt-level 1, which" in str(caught.value)) == (opt_level == 2)
     assert compile_tree(plan, tmp_path, SLOW).compiled == MODELS[1:]
     assert compile_tree(replace(plan, opt_level=3), tmp_path, SLOW).compiled == MODELS
     assert read_manifest(tmp_path).plan["opt_level"] == 3

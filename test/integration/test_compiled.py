@@ -208,7 +208,7 @@ def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], N
 
 WEIGHTS = Path("code2wav", "weights.safetensors")
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda t: (t / "manifest.json").unlink(), "not a whole compiled tree"),
+    "no manifest": (lambda t: (t / "manifest.json").unlink(), "not a complete compiled tree"),
     "half a manifest": (lambda t: os.truncate(t / "manifest.json", 99), "manifest.json can't be"),
     "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
     "no models": (edit_manifest(lambda m: m.pop("graphs")), "is not a manifest"),
@@ -216,7 +216,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp must be 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
-        "was compiled for target 'gpu', and this version has cpu, neuron",
+        "was compiled for target 'gpu', and this version supports cpu, neuron",
     ),
     "version": (
         edit_manifest(lambda m: m["versions"].update({"qwen3-omni-neuron": "0.0.9"})),

@@ -158,7 +158,9 @@ def test_what_does_not_fit_a_target_is_refused(checkpoint, tree) -> None:
         Qwen3Omni.load(checkpoint, target="neuron")
     with pytest.raises(OptionError, match=r"target is 'cpu', and .* compiled with 'neuron'"):
         Qwen3Omni.load(checkpoint, compiled_path=tree, target="cpu")
-    with pytest.raises(OptionError, match=r"cores is for the targets on Neuron, .* for target cpu"):
+    with pytest.raises(
+        OptionError, match=r"cores is only for the targets on Neuron, .* for target cpu"
+    ):
         Qwen3Omni.load(checkpoint, cores={"thinker": "0-7"})
     with pytest.raises(OptionError, match=r"trn2.3xlarge"):
         Qwen3Omni.load(checkpoint, compiled_path=tree, placement="split", instance="trn2.3xlarge")

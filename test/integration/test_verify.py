@@ -182,7 +182,7 @@ DATA = Path(__file__).parents[1] / "data" / "0.1.0"
 
 def test_what_cannot_be_verified_is_refused(capsys) -> None:
     for given, message in (
-        (["--placement", "split"], "placement is shared"),
+        (["--placement", "split"], "--placement shared"),
         (["--write", "none.npz", "--dtype", "int4"], "float32 or bfloat16, got --dtype int4"),
         (["--against", str(DATA / "checkpoint" / "config.json")], "can't be read as a reference"),
         (
@@ -221,4 +221,4 @@ def test_words_are_heard_again_without_a_reference(monkeypatch) -> None:
         [re.findall(r"\w+", t.lower()) for t in (s.result.text, s.heard)] for s in verdict.spoken
     )
     assert sum(said == heard for said, heard in words) >= 3
-    assert page(verdict).endswith("HOLDS, as far as it can be told without a reference")
+    assert page(verdict).endswith("HOLDS, as far as checked without a reference")

@@ -52,7 +52,7 @@ def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -
     c = config.thinker.text
     narrow = replace(c, moe=replace(c.moe, expert_width=c.moe.expert_width // 2))
     other = replace(config, thinker=replace(config.thinker, text=narrow))
-    with pytest.raises(CheckpointError, match=r"has shape \[64, 32\]; config.json says"):
+    with pytest.raises(CheckpointError, match=r"has shape \[64, 32\]; config.json requires"):
         write_decoder_shards(DecoderSpec("thinker", other, PLAN), Checkpoint(checkpoint), tmp_path)
 
 

@@ -116,7 +116,9 @@ def test_a_checkpoint_in_a_precision_that_is_not_run_says_what_to_pass(
     raw = json.loads((checkpoint / "config.json").read_text())
     raw["dtype"] = "float16"
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(OptionError, match="is in float16, which is not run; load it with dtype"):
+    with pytest.raises(
+        OptionError, match="is in float16, which is not supported; load it with dtype"
+    ):
         Qwen3Omni.load(tmp_path)
 
 

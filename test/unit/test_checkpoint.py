@@ -118,7 +118,9 @@ def test_a_tensor_of_another_shape_is_named(copy, config) -> None:
     tensors = load_file(shard)
     tensors[name] = torch.ones(63)
     save_file(tensors, shard)
-    with pytest.raises(CheckpointError, match=rf"{name} has shape \[63\]; config.json says \[64\]"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name} has shape \[63\]; config.json requires \[64\]"
+    ):
         load(copy, config)
 
 

@@ -188,8 +188,8 @@ def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(tmp_path, monkeypat
         ["serve"],
     ):
         for tree, said in (
-            (tmp_path / "typo", "typo is not a folder: --compiled is what compile wrote"),
-            (empty, "empty is not a whole compiled tree: it has no manifest.json"),
+            (tmp_path / "typo", "typo is not a folder. Set --compiled to"),
+            (empty, "empty is not a complete compiled tree: it has no manifest.json"),
         ):
             where = ["--model", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "--compiled", str(tree)]
             assert main([*words, *where]) == ExitStatus.FAILED

@@ -79,7 +79,7 @@ def test_what_is_left_out_has_transformers_default() -> None:
             for alias in next((a for a in ALIASES if name in a), (name,)):
                 section.pop(alias, None)
             if name in DIFFERENT:
-                with pytest.raises(CheckpointError, match=f"has no {name}. Take the config"):
+                with pytest.raises(CheckpointError, match=f"has no {name}. Use the config"):
                     parse_config(released)
             elif default is not None and name != "model_type":
                 left_out = parse_config(released)
@@ -120,7 +120,7 @@ def test_what_cannot_be_used_is_named(checkpoint, tmp_path) -> None:
             ),
             "rope_type to 'yarn'",
         ),
-        (lambda raw: raw["talker_config"].update(accept_hidden_layer=4), "1 to 2 can be accepted"),
+        (lambda raw: raw["talker_config"].update(accept_hidden_layer=4), "must be 1 to 2"),
         (
             lambda raw: raw["thinker_config"]["text_config"].update(mlp_only_layers=[1]),
             "mlp_only_layers",

@@ -48,7 +48,7 @@ def test_a_part_has_its_models_degree_and_a_stage_as_many_cores_as_its_parts() -
 
 def test_a_part_is_on_one_core_of_its_stage_or_on_all() -> None:
     for tp, said in (
-        ("thinker=8,encoders=4", "has the vision on 4 of the 8 cores of thinker, .* Take 1 or 8."),
+        ("thinker=8,encoders=4", "has the vision on 4 of the 8 cores of thinker, .* Use 1 or 8."),
         ("thinker=2,encoders=8", "has the thinker on 2 of the 8 cores of thinker"),
         ("talker=4,predictor=2", "has the code_predictor on 2 of the 4 cores of talker"),
     ):

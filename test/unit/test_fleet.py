@@ -133,7 +133,7 @@ def test_a_tree_says_how_many_cores_its_stages_need(tmp_path) -> None:
         write_manifest(tmp_path, Manifest("", {"tp": tp}, {}, {}))
         assert tuple(needed_cores(tmp_path, STAGES).values()) == needed
     write_manifest(tmp_path, Manifest("", {"tp": "many"}, {}, {}))
-    with pytest.raises(ArtifactError, match="that this version doesn't run: tp is a number, or"):
+    with pytest.raises(ArtifactError, match="that this version can't run: tp must be a number, or"):
         needed_cores(tmp_path, STAGES)
 
 

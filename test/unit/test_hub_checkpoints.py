@@ -278,7 +278,7 @@ def test_what_is_not_read_is_refused_before_its_weights_are_downloaded(
     folder, _ = write_quantised_checkpoint(checkpoint, tmp_path, lambda _: None, settings)
     with hub_of(folder) as (url, sent):
         loaded = run_with_hub(LOAD, tmp_path / "cache", HF_ENDPOINT=url)
-    assert "is quantised by the method 'None', which is not read" in loaded.stderr
+    assert "is quantised by the method 'None', which is not supported" in loaded.stderr
     assert sent["config.json"] and not sent["model.safetensors"]
 
 

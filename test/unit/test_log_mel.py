@@ -162,7 +162,7 @@ def test_too_few_samples_are_refused(settings) -> None:
 
 def test_features_made_otherwise_are_refused(extractor) -> None:
     for name, value, said in (
-        ("dither", 0.1, "dither 0.1; 0.0 alone is served"),
+        ("dither", 0.1, "dither 0.1; only 0.0 is supported"),
         ("padding_value", 1.0, "padding_value 1.0"),
         ("padding_side", "left", "padding_side 'left'; 'right' alone"),
         ("n_fft", 401, "n_fft 401 and hop_length 160"),

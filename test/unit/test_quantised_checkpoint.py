@@ -330,8 +330,8 @@ def edited_of(made_of, tmp_path) -> Callable[[str], Edited]:
 
 # Settings or tensors (of QUERY, by ending; None deletes one) that a form gets, and what is said.
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("gptq", {"quant_method": "awq"}, {}, "by the method 'awq', which is not read"),
-    ("gptq", {"desc_act": True}, {}, "by gptq with desc_act True, which is not read"),
+    ("gptq", {"quant_method": "awq"}, {}, "by the method 'awq', which is not supported"),
+    ("gptq", {"desc_act": True}, {}, "by gptq with desc_act True, which is not supported"),
     ("gptq", {"sym": False}, {}, "by gptq with sym False"),
     ("gptq", {"checkpoint_format": "gptq_v2"}, {}, "gptq with checkpoint_format 'gptq_v2'"),
     ("auto-round", {"packing_format": "auto_round"}, {}, "packing_format 'auto_round'"),
@@ -341,14 +341,14 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("pack int4", {}, {"weight_shape": torch.ones(3).long()}, r"weight_shape .* shape \[3\]"),
     ("gptq", {"group_size": 16}, {}, r"inputs are in \d groups, .* 16, which does not fit"),
     ("gptq", {"group_size": None}, {}, "group_size all inputs, which does not fit"),
-    ("gptq", {"more": {"group_size": 40}}, {}, "group_size 32, 40, more than one of which fits"),
+    ("gptq", {"more": {"group_size": 40}}, {}, "group_size 32, 40, several of which fit"),
     ("pack int4", {"config_groups": {}}, {}, "group_size nothing, which does not fit"),
-    ("modelopt", {}, {"weight_scale": None}, f"{QUERY}.weight is of type F8_E4M3, and no scale"),
-    ("modelopt", {}, {"weight_scale": torch.ones(64, 1)}, r"shape \[64, 1\], and one number"),
+    ("modelopt", {}, {"weight_scale": None}, f"{QUERY}.weight is of type F8_E4M3, without a scale"),
+    ("modelopt", {}, {"weight_scale": torch.ones(64, 1)}, r"shape \[64, 1\] instead of one number"),
     ("modelopt", {}, {"weight": torch.ones(64, 64, dtype=torch.int8)}, "weight is of type I8"),
     ("block fp8 of 24", {}, {"weight_scale_inv": torch.ones(3, 2)}, r"F32 of \[3, 3\] was expec"),
-    ("nvfp4 W4A4", {}, {"weight_global_scale": torch.ones(2)}, "and not one number"),
-    ("nvfp4 W4A4", {}, {"weight_scale": torch.ones(64, 4)}, "F8_E4M3 of .* was expected"),
+    ("nvfp4 W4A4", {}, {"weight_global_scale": torch.ones(2)}, "not one number"),
+    ("nvfp4 W4A4", {}, {"weight_scale": torch.ones(64, 4)}, "expected F8_E4M3 of"),
     ("nvfp4 W4A4", {}, {"weight_packed": None}, f"{QUERY} has .*: weight_packed is missing"),
 ]
 
@@ -367,7 +367,7 @@ def test_what_is_not_read_is_refused_by_name(edited_of, name, settings, tensors,
 
 def test_zero_points_and_orders_that_the_settings_deny_are_refused(edited_of, config) -> None:
     edited = edited_of("gptq")
-    for ending, said in (("g_idx", "groups in another order"), ("qzeros", "beside the middle")):
+    for ending, said in (("g_idx", "groups in another order"), ("qzeros", "off the middle")):
         edited.tensors[f"{EXPERT}.{ending}"][0] += 1
         with pytest.raises(CheckpointError, match=rf"{EXPERT}.{ending} has .*{said}.*not read"):
             load_models(Checkpoint(edited.write()), config, torch.float32)

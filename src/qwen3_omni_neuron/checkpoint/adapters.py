@@ -1,17 +1,16 @@
 """LoRA adapters in PEFT's folders: checked against a checkpoint, and merged into its weights.
 
-For the matrix W [out, into] of a layer a folder has A [r, into] and B [out, r], from which the
-merged matrix follows in float32:
+For a layer's matrix W [out, into] a folder has A [r, into] and B [out, r]. In float32 the merged
+matrix is:
 
     plain     W + B A scale      scale = weight lora_alpha / r, or / sqrt(r) with use_rslora
-    stack     W + B_e A_e scale for expert e of E: transformers 5 and PEFT's target_parameters hold
+    stack     W + B_e A_e scale for expert e of E: transformers 5 and PEFT's target_parameters store
               a layer's experts as one, A [E r, into] with A_e in rows, B [out, r E] with B_e in
               every E-th column. gate_up_proj has up_proj's rows after gate_proj's
-
     table     W + (B A)^T scale for an embedding W [tokens, width]: A [r, tokens], B [width, r]
 
-Beside the factors of lm_head and embed_tokens PEFT writes W itself, which then replaces the
-checkpoint's. All else that PEFT makes (DoRA, modules_to_save, other kinds) is refused by name.
+For lm_head and embed_tokens PEFT also writes W itself, which replaces the checkpoint's. Its other
+methods (DoRA, modules_to_save ...) are refused by name.
 Source: PEFT 0.21, scaling and merge of its LoRA layers.
 """
 
@@ -38,15 +37,15 @@ _INNER = ".base_layer."
 _FACTOR = re.compile(r"(.+)\.lora_((?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
 _BASE = re.compile(r"(.+)\.base_layer\.weight")
 _TABLES = (".embed_tokens", ".codec_embedding")
-# Parts of names beside the checkpoint's own: PEFT's wrapper, also after "thinker.", and
-# transformers 5's holder of the thinker's decoder and encoders.
+# Parts that released names lack: PEFT's wrapper, also after "thinker.", and the attribute by which
+# transformers 5 holds the thinker's decoder and encoders.
 _PEFT = re.compile(r"^(thinker\.)?base_model\.model\.")
 _PREFIXES = (
     (_PEFT, r"\1"),
     (re.compile(r"^(thinker\.)?model\.language_model\."), r"\1model."),
     (re.compile(r"^(thinker\.)?model\.(?=(?:audio_tower|visual)\.)"), r"\1"),
 )
-# Settings of training, PEFT's injection, or the tensors' names.
+# Settings of training, injection, or names.
 _WITHOUT_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules"),
     *("inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_config"),
@@ -55,8 +54,8 @@ _WITHOUT_EFFECT = {
     *("lorap_emb_lr", "eva_config", "loftq_config"),
 }
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
-_STARTS = (True, False, "gaussian", "orthogonal", "eva")  # init_lora_weights that leave W as it is
-_ANY = r".*\."  # PEFT itself writes it, where it makes one stack of gate_proj and up_proj
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")  # init_lora_weights that don't change W
+_ANY = r".*\."  # PEFT's own prefix for a stack of gate_proj and up_proj
 _STACK_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FIRST = ".0.down_proj.weight"  # of a layer's experts
 _MERGE = "Merge it by PEFT's merge_and_unload, save that, and load the merged checkpoint"
@@ -64,19 +63,19 @@ _MERGE = "Merge it by PEFT's merge_and_unload, save that, and load the merged ch
 
 @dataclass(frozen=True)
 class AdapterPath:
-    """An adapter's folder, and the weight of what it adds."""
+    """An adapter's folder and weight."""
 
     folder: Path
     weight: float = 1.0
 
     @staticmethod
     def of(given: "str | Path | tuple[str | Path, float]") -> "AdapterPath":
-        """Return a caller's folder, or pair of folder and weight."""
+        """Return an adapter from a folder, or a pair of folder and weight."""
         folder, weight = given if isinstance(given, tuple | list) else (given, 1.0)
         return AdapterPath(Path(folder), float(weight))
 
     def __str__(self) -> str:
-        """Return the words of --adapter that give it."""
+        """Return the value of --adapter."""
         plain = self.weight == 1 and "=" not in str(self.folder)
         return str(self.folder) if plain else f"{self.folder}={self.weight!r}"
 
@@ -85,8 +84,8 @@ class AdapterPath:
 class _Change:
     """Change of one weight: names of A and B, factor of B A, and the parts of a stack.
 
-    base: name of the adapter's own copy of the weight; None: the checkpoint's weight is changed.
-    table: whether the weight is an embedding table.
+    base: name of the adapter's own copy of the weight, None to change the checkpoint's. table:
+    whether the weight is an embedding table.
     """
 
     a: str
@@ -98,7 +97,7 @@ class _Change:
     table: bool = False
 
     def merged(self, weight: "Tensor", read: "Callable[[str], Tensor]") -> "Tensor":
-        """Return a weight of float32 with this change."""
+        """Return a float32 weight with this change."""
         a, b = read(self.a)[self.part_of_a].float(), read(self.b)[self.part_of_b].float()
         added = (b @ a).t() if self.table else b @ a
         return added.mul_(self.scale).add_(weight if self.base is None else read(self.base))
@@ -107,8 +106,8 @@ class _Change:
 class Adapter:
     """An adapter, checked against the shapes of a checkpoint's tensors by released name.
 
-    given: its folder and weight. changes: of each weight, by released name. Raises CheckpointError
-    for a folder that can't be read, a setting that is not read, and a tensor that does not fit.
+    given: folder and weight. changes: by released name of the weight. Raises CheckpointError for an
+    unreadable folder, an unsupported setting, and a tensor that does not fit.
     """
 
     def __init__(self, given: AdapterPath, shapes: Mapping[str, tuple[int, ...]]):
@@ -122,13 +121,13 @@ class Adapter:
         grouped: dict[tuple[str, bool], dict[str, str]] = {}
         for name in self._tensors:
             weight, factor = self._weight_of(name)
-            # The two stacks of a layer's experts have one name, one within the other's wrapper.
+            # A layer's two stacks of experts have one name, one inside the other's wrapper.
             inner = weight not in shapes and _INNER in name
             grouped.setdefault((weight, inner), {})[factor] = name
         self.changes: dict[str, _Change] = {}
         for (weight, _), names in grouped.items():
             if not {"A", "B"} <= names.keys():
-                raise self._error(f"has not both A and B for {weight}. Save it again")
+                raise self._error(f"lacks A or B for {weight}. Save it again")
             self.changes |= (self._change if weight in shapes else self._stack)(weight, **names)
         self._check_targets()
 
@@ -138,10 +137,10 @@ class Adapter:
     def _weight_of(self, name: str) -> tuple[str, str]:
         """Return the released name of a tensor's weight, and "A", "B" or "base".
 
-        The name of a stack ends in .mlp.experts, and does not say which of the two it is.
+        A stack's name ends in .mlp.experts, which does not tell the two stacks apart.
         """
         unread = self._error(
-            f"has {name}, which is no factor A or B of LoRA over such a layer. {_MERGE}"
+            f"has {name}, which is not a LoRA factor A or B of a supported layer. {_MERGE}"
         )
         if found := _BASE.fullmatch(name):
             layer, kind = found[1], "base"
@@ -161,7 +160,7 @@ class Adapter:
             if f"{released}{_FIRST}" in self._shapes:
                 return released, kind
         raise self._error(
-            f"has {name}, and the checkpoint has no {layer}.weight. It was trained on "
+            f"has {name}, but the checkpoint has no {layer}.weight. It was trained on "
             f"{self._config.get('base_model_name_or_path')!r}: name that checkpoint, or another "
             "adapter"
         )
@@ -173,9 +172,8 @@ class Adapter:
         B: str,  # noqa: N803
         base: str | None = None,
     ) -> dict[str, _Change]:
-        """Return the change of one weight."""
         if len(shape := self._shapes[weight]) != 2:
-            raise self._error(f"adapts {weight} of shape {list(shape)}, which is no matrix")
+            raise self._error(f"adapts {weight} of shape {list(shape)}, which is not a matrix")
         rank, scale = self._rank_and_scale(A)
         table = weight.removesuffix(".weight").endswith(_TABLES)
         out, into = shape[::-1] if table else shape
@@ -189,7 +187,7 @@ class Adapter:
         """Return the changes of all experts' matrices by a layer's stack."""
         hidden, width = self._shapes[experts + _FIRST]
         number = next(e for e in count() if f"{experts}.{e}.down_proj.weight" not in self._shapes)
-        # The width of A tells which stack it is: hidden or an expert's.
+        # A's width tells which stack it is: hidden or an expert's.
         is_down = (self._tensors[A].shape[1:], self._tensors[B].shape[:1]) == ((width,), (hidden,))
         parameter = "down_proj" if is_down else "gate_up_proj"
         out, into = (hidden, width) if is_down else (2 * width, hidden)
@@ -207,7 +205,7 @@ class Adapter:
         return changes
 
     def _check_targets(self) -> None:
-        """Refuse a file that has a layer and not another of its block that target_modules names."""
+        """Refuse a file that lacks a layer of target_modules, but has others of its block."""
         targets = self._config.get("target_modules") or ""
         if isinstance(targets, str) or self._config.get("exclude_modules"):
             return
@@ -232,9 +230,9 @@ class Adapter:
     def _rank_and_scale(self, name: str, parameter: str = "") -> tuple[int, float]:
         """Return the rank of a tensor A, and the factor of its B A.
 
-        parameter: name in the layer, with a dot before it, where patterns name it.
+        parameter: the parameter's name after the layer's, with a dot, if patterns include it.
         """
-        # Patterns are of names in the module that was trained: only PEFT's own is taken off.
+        # Patterns match names in the trained module: remove only PEFT's own parts.
         layer = _PEFT.sub(r"\1", name).replace(_INNER, ".").rpartition(".lora_")[0] + parameter
         rank = self._number("rank_pattern", "r", layer)
         alpha = self._number("alpha_pattern", "lora_alpha", layer)
@@ -242,7 +240,7 @@ class Adapter:
         return rank, self.given.weight * alpha / over
 
     def _number(self, pattern: str, default: str, layer: str) -> Any:
-        """Return the rank or alpha of a layer, by the first pattern that its name ends with."""
+        """Return a layer's rank or alpha, by the first pattern that its name ends with."""
         for key, number in (self._config.get(pattern) or {}).items():
             end = key.removeprefix("^").removeprefix(_ANY)
             if layer == end or (key[0] != "^" and layer.endswith(f".{end}")):
@@ -251,10 +249,7 @@ class Adapter:
 
 
 def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
-    """Return a sha256 of adapters' files, weights and order, without paths.
-
-    Raises CheckpointError.
-    """
+    """Return a sha256 of adapters' files, weights and order. Raises CheckpointError."""
     digest = hashlib.sha256()
     for adapter in adapters:
         digest.update(f"{adapter.weight!r}\n".encode())
@@ -279,20 +274,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for name, value in sorted(settings.items()):
         if known.get(name, value) != value or name not in {*_WITHOUT_EFFECT, *_READ, *known}:
             raise CheckpointError(
-                f"The adapter {folder} has {name} {value!r}: LoRA and rsLoRA over linear layers "
-                f"and experts are read. {_MERGE}."
+                f"The adapter {folder} has {name} {value!r}: only LoRA and rsLoRA over linear "
+                f"layers and experts are supported. {_MERGE}."
             )
     patterns = [key for of in ("rank_pattern", "alpha_pattern") for key in config.get(of) or {}]
     if unread := [key for key in patterns if not re.fullmatch(r"(?:\^|\.\*\\\.)?[\w.]+", key)]:
         raise CheckpointError(
-            f"The adapter {folder} has the pattern {unread[0]!r}; names of layers are read, whole "
-            "or their ends. Write each name out."
+            f"The adapter {folder} has the pattern {unread[0]!r}; only layers' names, or ends of "
+            "them, are supported. Write each name out."
         )
     return config
 
 
 def unreadable(folder: Path, error: Exception) -> CheckpointError:
-    """Return the error of an adapter."""
+    """Return an adapter's error."""
     return CheckpointError(
         f"The adapter {folder} can't be read: {error}. Name a folder with {ADAPTER_CONFIG} and "
         f"{ADAPTER_WEIGHTS}, as PEFT saves it."

@@ -1,8 +1,8 @@
 """Read config.json and generation_config.json into model.config's dataclasses.
 
-Both spellings of the rope settings are read: `rope_theta` beside `rope_scaling`, as released, and
+Both spellings of the rope settings are read: `rope_theta` with `rope_scaling`, as released, and
 `rope_parameters`, as transformers 5 saves them. A setting that is not implemented is refused by
-name. Sizes are checked against the tensors when these are read.
+name. Sizes are checked when the tensors are read.
 """
 
 import json
@@ -26,10 +26,10 @@ from qwen3_omni_neuron.model.config import (
 )
 
 MODEL_TYPE = "qwen3_omni_moe"
-_AGAIN = "Take the config.json that belongs to the checkpoint."
+_AGAIN = "Use the config.json that belongs to the checkpoint."
 _DEFAULTS = json.loads((Path(__file__).parent / "defaults.json").read_bytes())
-"""Defaults of transformers' config classes, except those that differ between its 4.57 and 5:
-n_window and n_window_infer of the audio encoder, which a config.json must have."""
+"""Defaults of transformers' config classes, without n_window and n_window_infer of the audio
+encoder, which differ between 4.57 and 5 and which config.json must have."""
 
 
 def read_config(folder: Path) -> OmniConfig:
@@ -45,7 +45,7 @@ def read_config(folder: Path) -> OmniConfig:
 
 
 def parse_config(raw: Mapping[str, Any]) -> OmniConfig:
-    """Read the content of a config.json. Raises CheckpointError."""
+    """Parse the content of a config.json. Raises CheckpointError."""
     try:
         return _omni(_Section(raw, "config.json", _DEFAULTS))
     except (AttributeError, TypeError, ValueError) as error:
@@ -53,7 +53,7 @@ def parse_config(raw: Mapping[str, Any]) -> OmniConfig:
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Read `folder`/generation_config.json; without that file the thinker decodes greedily."""
+    """Read `folder`/generation_config.json; without it the thinker decodes greedily."""
     path = folder / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
@@ -76,12 +76,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} can't be read: {error}. Download it again.") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} holds no object. Download it again.")
+        raise CheckpointError(f"{path} contains no JSON object. Download it again.")
     return raw
 
 
 class _Section:
-    """One object of config.json over transformers' defaults, and its name for error messages."""
+    """One object of config.json over transformers' defaults, with its name for errors."""
 
     def __init__(self, raw: Mapping[str, Any], where: str, defaults: Mapping[str, Any]):
         self._raw, self.where, self._defaults = raw, where, defaults
@@ -90,7 +90,7 @@ class _Section:
         return self.first(name)
 
     def first(self, *names: str) -> Any:
-        """Return the first value that is set. Raises CheckpointError."""
+        """Return the first of these values that is set. Raises CheckpointError."""
         for values in (self._raw, self._defaults):
             for name in names:
                 if values.get(name) is not None:
@@ -98,19 +98,19 @@ class _Section:
         raise CheckpointError(f"{self.where} has no {' or '.join(names)}. {_AGAIN}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or the default if it is absent or null."""
+        """Return a value, or the default if absent or null."""
         given = (self._raw.get(name), self._defaults.get(name))
         return next((value for value in given if value is not None), default)
 
     def section(self, name: str) -> "_Section":
-        """Return an object in this one. Raises CheckpointError."""
+        """Return an object inside this one. Raises CheckpointError."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self.where}.{name} is not an object. {_AGAIN}")
         return _Section(value, f"{self.where}.{name}", self._defaults.get(name, {}))
 
     def require(self, name: str, allowed: Any) -> None:
-        """Raise CheckpointError if a value is set and is not the implemented one."""
+        """Raise CheckpointError if a value is set to anything but the implemented one."""
         if (value := self.get(name, allowed)) != allowed:
             raise CheckpointError(
                 f"{self.where} sets {name} to {value!r}; implemented: {allowed!r}."
@@ -233,8 +233,8 @@ def _talker(c: _Section, thinker: DecoderConfig) -> TalkerConfig:
     accepted = c["accept_hidden_layer"]
     if not 0 < accepted < thinker.layers:
         raise CheckpointError(
-            f"{c.where}.accept_hidden_layer is {accepted}; the thinker has {thinker.layers} "
-            f"layers, so 1 to {thinker.layers - 1} can be accepted."
+            f"{c.where}.accept_hidden_layer is {accepted}; with the thinker's {thinker.layers} "
+            f"layers it must be 1 to {thinker.layers - 1}."
         )
     return TalkerConfig(
         text=text,

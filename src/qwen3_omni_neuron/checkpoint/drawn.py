@@ -1,7 +1,7 @@
-"""Random weights that no file holds: each is drawn from its name and a seed when it is read.
+"""Random weights without a file: each is drawn from its name and a seed when it is read.
 
-A checkpoint of the released size takes 70 GB on a disk. A folder with DRAWN_FILE in place of its
-shards takes some megabytes, and reads as the checkpoint of that seed, bit for bit.
+A checkpoint of the released size takes 70 GB. A folder with DRAWN_FILE instead of shards takes some
+megabytes, and reads as the checkpoint of that seed, bit for bit.
 """
 
 import json
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DRAWN_FILE = "drawn.json"
 """{"dtype", "seed", "tensors": {name: [shape, mean, deviation, end_row]}}; see `draw`."""
 EOS_SCALE = 0.2
-"""Scale of a head's end-of-reply row: with 1, a random reply would end within a vocabulary."""
-BLOCK_VALUES = 2**24  # drawn at a time: a released vocabulary's table would take 1.2 GB in float32
+"""Scale of a head's end-of-reply row: with 1, random replies last about a vocabulary of tokens."""
+BLOCK_VALUES = 2**24  # drawn at a time: a released vocabulary's table is 1.2 GB in float32
 
 
 def draw(

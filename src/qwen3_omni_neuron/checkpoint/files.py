@@ -1,7 +1,7 @@
 """A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted.
 
-A quantised matrix is read as the weights that it stands for (checkpoint.quantised), or its
-published numbers. Adapters are merged while weights are read (checkpoint.adapters).
+A quantised matrix is read as weights (checkpoint.quantised), or as its published numbers. Adapters
+are merged while weights are read (checkpoint.adapters).
 """
 
 import hashlib
@@ -50,16 +50,16 @@ _CONVERSATION_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
     *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
 )
-LISTED_FILES = 12  # names of files that an error lists; the rest are counted
+LISTED_FILES = 12  # names that an error lists
 _HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
 def resolve_checkpoint(model_path: str | Path) -> Path:
     """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
 
-    A hub id is downloaded, or read from the local cache if the hub can't be reached. Raises
-    CheckpointError if neither is found, and, before weights are downloaded, for another model or a
-    method of quantising that is not read.
+    A hub id is downloaded, or read from the local cache if the hub is unreachable. Raises
+    CheckpointError if neither is found, and, before weights are downloaded, for another model or
+    an unsupported quantisation.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder
@@ -76,7 +76,7 @@ def local_folder(model_path: str | Path) -> Path | None:
         return folder
     if folder.exists():
         raise CheckpointError(
-            f"{folder} is a file; model_path must be a checkpoint's folder. GGUF is not read."
+            f"{folder} is a file; model_path must be a checkpoint's folder. GGUF is not supported."
         )
     if not _HUB_ID.fullmatch(str(model_path)):
         raise CheckpointError(
@@ -87,15 +87,15 @@ def local_folder(model_path: str | Path) -> Path | None:
 
 
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
-    """Download the matching files of a hub id. Returns the folder of its revision in the cache.
+    """Download the matching files of a hub id, without subfolders, and return their folder.
 
-    Subfolders are ignored. Raises CheckpointError.
+    Raises CheckpointError.
     """
-    from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
+    from huggingface_hub import snapshot_download  # slow to import
 
     try:
         found = snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
-    except Exception as error:  # the hub client also raises its HTTP library's errors
+    except Exception as error:  # also the HTTP library's
         raise CheckpointError(
             f"{hub_id} is not a local folder, and could not be fetched from the hub: {error}. "
             "Check the id and the network, or download it elsewhere and pass its folder."
@@ -106,9 +106,9 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
 class Checkpoint:
     """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
 
-    quantised: the form of each quantised matrix by its name, except those that an adapter changes.
-    Shards are opened only while they are read. Raises CheckpointError if a file is missing or
-    broken, a form is not understood, or an adapter can't be merged.
+    quantised: each quantised matrix's form by its name, except those that an adapter changes.
+    Shards are open only while they are read. Raises CheckpointError if a file is missing or
+    broken, a form is unsupported, or an adapter can't be merged.
     """
 
     def __init__(self, folder: Path, adapters: Sequence[AdapterPath] = ()):
@@ -116,7 +116,7 @@ class Checkpoint:
         self._drawn = DrawnTensors(folder) if (folder / DRAWN_FILE).exists() else None
         self._files = {} if self._drawn else tensor_files(folder)
         self._names = set(self._files if self._drawn is None else self._drawn.shapes)
-        headers = {} if self._drawn else self.headers()  # checks all files before one is mapped
+        headers = {} if self._drawn else self.headers()  # checks all files before mapping one
         settings = None if self._drawn else read_settings(folder)
         self.quantised, used = quantised_forms(headers, settings)
         self._names = (self._names - used) | self.quantised.keys()
@@ -140,21 +140,21 @@ class Checkpoint:
 
     @property
     def merged(self) -> tuple[str, ...]:
-        """A text for each adapter: its folder, its weight, and its number of changed weights."""
+        """A text for each adapter: folder, weight, and number of changed weights."""
         texts = []
         for adapter in self._adapters:
             rounded = len(self._forms.keys() & adapter.changes)
-            anew = f", {rounded} of them quantised, which are rounded anew" if rounded else ""
+            anew = f", {rounded} of them quantised, which are rounded again" if rounded else ""
             texts.append(f"{adapter.given} merged into {len(adapter.changes)} weights{anew}")
         return tuple(texts)
 
     def headers(self) -> dict[str, StoredTensor]:
-        """Return type, shape and place of every tensor of the index, by its name in the files.
+        """Return each tensor's type, shape and place, by its name in the files.
 
         Raises CheckpointError, also for drawn weights.
         """
         if self._drawn is not None:
-            raise CheckpointError(f"{self.folder} has drawn weights, in no file.")
+            raise CheckpointError(f"{self.folder} has drawn weights, which have no files.")
         found: dict[str, StoredTensor] = {}
         for file in sorted(set(self._files.values())):
             stored = read_headers(self.folder, [file]).items()
@@ -170,7 +170,7 @@ class Checkpoint:
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader | DrawnTensors"]:
-        """Open a reader for a `with` block."""
+        """Open a reader."""
         reader = self._drawn or ShardReader(self.folder, self._files, self._forms, self._adapters)
         try:
             yield reader
@@ -178,13 +178,13 @@ class Checkpoint:
             reader.close()
 
 
-OPEN_BYTES = 64 << 20  # size limit of the shards that a reader keeps open
+OPEN_BYTES = 64 << 20  # limit of the shards that a reader keeps open
 
 
 class ShardReader:
-    """Reader of tensors by name, which keeps one large shard open at a time, or several small ones.
+    """Reader of tensors by name, which keeps one large shard open, or several small ones.
 
-    Adapters are merged, in their order, into each weight that they change. Open files count as this
+    Adapters are merged in order into each weight that they change. Mapped files count as this
     process's memory.
     """
 
@@ -204,7 +204,7 @@ class ShardReader:
         self._open_bytes = 0
 
     def tensor(self, name: str) -> "Tensor":
-        """Read a tensor; a quantised or merged matrix as weights in float32.
+        """Read a tensor; a quantised or merged matrix as float32 weights.
 
         Raises CheckpointError, also for a merged matrix that is not finite.
         """
@@ -218,7 +218,7 @@ class ShardReader:
         return weight
 
     def dtype(self, name: str) -> "torch.dtype":
-        """Return the type of a tensor as `tensor` reads it. Raises CheckpointError."""
+        """Return the dtype of a tensor as `tensor` reads it. Raises CheckpointError."""
         merged = any(name in adapter.changes for adapter in self._adapters)
         if name not in self._quantised and not merged:
             return self._stored(name).dtype
@@ -227,10 +227,7 @@ class ShardReader:
         return torch.float32
 
     def numbers(self, name: str) -> "tuple[Tensor, Tensor]":
-        """Read the published numbers and scales of a quantised matrix of integers.
-
-        See checkpoint.numbers.read_numbers.
-        """
+        """Read a matrix's published integers and scales; see checkpoint.numbers.read_numbers."""
         from qwen3_omni_neuron.checkpoint.numbers import check_finite, read_numbers  # import torch
 
         numbers, scale = read_numbers(self._quantised[name], self._stored)
@@ -269,13 +266,13 @@ class ShardReader:
             ) from error
 
     def trim(self) -> None:
-        """Close adapters and large shards, so that they no longer count."""
+        """Close adapters and large shards, to free their memory."""
         self._open_adapters.clear()
         if self._open_bytes > OPEN_BYTES:
             self._close_shards()
 
     def close(self) -> None:
-        """Close the open files; the next tensor opens one again."""
+        """Close the open files; reading opens them again."""
         self._open_adapters.clear()
         self._close_shards()
 
@@ -285,7 +282,7 @@ class ShardReader:
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
-    """Return every tensor's file name, by index or single file. Raises CheckpointError."""
+    """Return each tensor's file name. Raises CheckpointError."""
     files = read_index(folder)
     if files is not None:
         shards = set(files.values())
@@ -308,12 +305,12 @@ SAMPLE_BYTES = 64
 
 
 def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256 that tells one checkpoint from another.
+    """Return a sha256 that identifies a checkpoint.
 
-    It covers config.json, other quantisation settings, the index, and for every shard its size, its
-    header, and the 64 bytes in the middle of every tensor: two fine-tunes differ in nothing else. A
-    change outside the middle of every tensor is not noticed, except in an adapter. Takes seconds
-    for the released checkpoint: 28,000 reads. Raises CheckpointError.
+    It covers config.json, other quantisation settings, the index, and each shard's size, header,
+    and the 64 bytes in the middle of every tensor: fine-tunes may differ in nothing else. Other
+    changes are not noticed, except in an adapter. Takes seconds for the released checkpoint:
+    28,000 reads. Raises CheckpointError.
     """
     digest = hashlib.sha256()
     try:
@@ -338,10 +335,10 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
 
 
 def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256 of what a stored conversation depends on.
+    """Return a sha256 of all that a stored conversation depends on.
 
-    It covers what `fingerprint` does, and the tokenizer, the chat template and the settings of
-    audio and images. Raises CheckpointError, and OSError.
+    It covers `fingerprint`, the tokenizer, the chat template and the media settings. Raises
+    CheckpointError, and OSError.
     """
     digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, and the index, which names the file of each tensor."""
+"""Headers of safetensors files, and the index of shards."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from qwen3_omni_neuron.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
-LENGTH_BYTES = 8  # a header begins with its length, a number of so many bytes
+LENGTH_BYTES = 8  # size of the number before a header, which is its length
 _INTEGERS = {"I32": 4, "I64": 8}
 
 
@@ -31,11 +31,11 @@ class StoredTensor:
 
 
 def header_bytes(file: BinaryIO) -> bytes:
-    """Read the header of a file. Raises ValueError if it is truncated."""
+    """Read a file's header. Raises ValueError if truncated."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     size = os.fstat(file.fileno()).st_size
     if length + LENGTH_BYTES > size:
-        raise ValueError(f"it has {size} bytes, and its header alone {length}")
+        raise ValueError(f"it has {size} bytes, and its header alone needs {length}")
     return file.read(length)
 
 
@@ -50,9 +50,9 @@ def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, in
 
 
 def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
-    """Read the headers of some files of a folder. Returns their tensors by name.
+    """Read the headers of files of a folder. Returns their tensors by name.
 
-    Raises CheckpointError for a file that can't be read, or does not end with its last tensor.
+    Raises CheckpointError for a file that can't be read, or is longer or shorter than its tensors.
     """
     found: dict[str, StoredTensor] = {}
     for path in (folder / name for name in sorted(files)):
@@ -62,8 +62,8 @@ def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
             start = LENGTH_BYTES + len(header)
             tensors = parse_header(header)
             stated = start + max((end for _, _, _, end in tensors.values()), default=0)
-            if stated != size:  # also before it is mapped into memory
-                raise ValueError(f"it has {size} bytes, and its header says {stated}")
+            if stated != size:  # checked before it is mapped
+                raise ValueError(f"it has {size} bytes, but its header describes {stated}")
             for name, (dtype, shape, begin, end) in tensors.items():
                 found[name] = StoredTensor(path, dtype, shape, start + begin, start + end)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -74,7 +74,7 @@ def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """Return the name of each tensor's file; None without an index. Raises CheckpointError."""
+    """Return each tensor's file name; None without an index. Raises CheckpointError."""
     path = folder / INDEX_FILE
     if not path.exists():
         return None
@@ -85,7 +85,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
 
 
 def read_integers(stored: StoredTensor) -> tuple[int, ...]:
-    """Read a small tensor of int32 or int64."""
+    """Read a small int32 or int64 tensor."""
     size = _INTEGERS[stored.dtype]
     with stored.path.open("rb") as file:
         content = os.pread(file.fileno(), stored.bytes, stored.begin)

@@ -8,14 +8,14 @@ from typing import Any, BinaryIO
 
 from qwen3_omni_neuron.errors import CheckpointError, format_value, printable
 
-MOST_REASON = 300  # characters of another library's message that an error quotes
+MOST_REASON = 300  # characters quoted from another library's message
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also for a pipe, whose reading might never end."""
+    """Open a file for reading. Raises OSError, also for a pipe, which might block."""
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # or opening a pipe waits for its writer
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe would wait for its writer
 
     file = open(path, "rb", opener=opener)  # noqa: SIM115  the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -31,17 +31,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a file of UTF-8. Raises OSError and ValueError."""
+    """Read a UTF-8 file. Raises OSError and ValueError."""
     return read_bytes(path).decode()
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON. Raises OSError and ValueError."""
+    """Read a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path))
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse a JSON text. Raises ValueError for any other text."""
+    """Parse JSON. Raises ValueError."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as error:
@@ -59,10 +59,7 @@ def reason(error: BaseException) -> str:
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:
-    """Read the settings of the image processor and the feature extractor.
-
-    Raises CheckpointError.
-    """
+    """Read the image processor's and feature extractor's settings. Raises CheckpointError."""
     path = folder / "preprocessor_config.json"
     try:
         settings = read_json(path)
@@ -74,19 +71,19 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(settings, dict):
         raise CheckpointError(
-            f"{folder} has no usable preprocessor_config.json: it holds a "
+            f"{folder} has no usable preprocessor_config.json: it contains a "
             f"{type(settings).__name__}, not an object. Download it again."
         )
     return settings
 
 
 def whole_setting(settings: dict[str, Any], name: str, default: int, most: int) -> int:
-    """Return a setting that is a whole number from 1 to `most`. Raises CheckpointError."""
+    """Return an integer setting from 1 to `most`. Raises CheckpointError."""
     value = settings.get(name, default)
     if type(value) is not int or not 1 <= value <= most:
         raise CheckpointError(
-            f"preprocessor_config.json has {name} {format_value(value)}; a whole number from 1 to "
-            f"{most} is needed."
+            f"preprocessor_config.json has {name} {format_value(value)}; it must be an integer "
+            f"from 1 to {most}."
         )
     return value
 
@@ -97,6 +94,6 @@ def check_served(settings: dict[str, Any], served: dict[str, Any]) -> None:
         value = settings.get(name, only)
         if value != only:
             raise CheckpointError(
-                f"preprocessor_config.json has {name} {format_value(value)}; {only!r} alone is "
-                "served."
+                f"preprocessor_config.json has {name} {format_value(value)}; only {only!r} is "
+                "supported."
             )

@@ -1,4 +1,4 @@
-"""Modules of model/: created on the meta device, then filled with a checkpoint's weights."""
+"""Modules of model/: created on the meta device, then filled from a checkpoint."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ STAGES = ("thinker", "talker", "vocoder")
 class Models:
     """Modules of model/ by name, None if not requested.
 
-    embedding: the thinker's, of tokens, from which the talker's text rows are projected.
+    embedding: the thinker's tokens, from which the talker's text rows are projected.
     codec_embedding: the talker's.
     """
 
@@ -68,10 +68,10 @@ def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) 
 
 
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
-    """Create the modules of some stages on the meta device.
+    """Create some stages' modules on the meta device.
 
-    Returns the modules, and by their names in Models the parts that fill them, without a missing
-    talker or vocoder.
+    Returns the modules, and their Parts by the names in Models; a missing talker or vocoder is
+    left out.
     """
     models = Models()
     parts: dict[str, Part] = {}
@@ -86,7 +86,7 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
 
 
 def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace a module's parameters and buffers by tensors of these names, without a copy."""
+    """Replace a module's parameters and buffers by these tensors, without a copy."""
     for name, tensor in tensors:
         owner, _, attribute = name.rpartition(".")
         holder = module.get_submodule(owner)
@@ -97,7 +97,7 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give a module's parameters a type, except int8 experts, their scales, and buffers."""
+    """Convert a module's parameters, except int8 experts, their scales, and buffers."""
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             is_scale = isinstance(owner, MoeFeedForward) and name.endswith(SCALE)
@@ -108,7 +108,7 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
 class _NoInit(TorchFunctionMode):
     """Mode in which torch's initializers do nothing.
 
-    On the meta device they would import torch's compiler, which takes a second.
+    On the meta device they import torch's compiler, which takes a second.
     """
 
     def __torch_function__(

@@ -1,7 +1,7 @@
 """Released parameter names, and the parameter of model/ that each one goes to.
 
-A parameter is filled from pieces: each names one stored tensor and the region that it fills. Gate
-and up, or q, k and v, are stored apart and computed as one matrix; experts as one stack.
+A parameter is filled from pieces, each a stored tensor and the region that it fills. Gate and up,
+or q, k and v, are stored apart and computed as one matrix; experts as one stack.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ EMBEDDING = "thinker.model.embed_tokens.weight"
 CODEC_EMBEDDING = "talker.model.codec_embedding.weight"
 
 Region = tuple[slice | int, ...]
-"""Index of a parameter: the part of it that a stored tensor fills."""
+"""Index of the part of a parameter that a stored tensor fills."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One stored tensor: its released name, the region that it fills, and its conversion."""
+    """One stored tensor: released name, region that it fills, and conversion."""
 
     name: str
     region: Region = ()
@@ -35,16 +35,16 @@ class Piece:
 
 
 Pieces = Iterator[tuple[str, list[Piece]]]
-"""Name of each parameter of a module, with the pieces that fill it."""
+"""Each parameter's name, with its pieces."""
 
 
 def embedding_pieces() -> Pieces:
-    """Yield the pieces of an nn.Embedding that holds the thinker's token embedding."""
+    """Yield the pieces of the thinker's token embedding, an nn.Embedding."""
     yield "weight", [Piece(EMBEDDING)]
 
 
 def codec_embedding_pieces() -> Pieces:
-    """Yield the pieces of an nn.Embedding that holds the talker's codec embedding."""
+    """Yield the pieces of the talker's codec embedding, an nn.Embedding."""
     yield "weight", [Piece(CODEC_EMBEDDING)]
 
 
@@ -248,15 +248,14 @@ def _flat_rows(kernel: Tensor) -> Tensor:
 
 
 def _exp(alpha: Tensor) -> Tensor:
-    """Return a snake's frequency [channels, 1]; the checkpoint stores its logarithm."""
+    """Return a snake's frequency [channels, 1], stored as its logarithm."""
     return alpha.float().exp()[:, None]
 
 
 def _inverse_exp(beta: Tensor) -> Tensor:
-    """Return a snake's inverse magnitude [channels, 1]; the checkpoint stores log(magnitude)."""
+    """Return a snake's inverse magnitude [channels, 1]; log(magnitude) is stored."""
     return (1 / (beta.float().exp() + 1e-9))[:, None]
 
 
 def _rows(start: int, count: int) -> Region:
-    """Return the region of `count` rows from `start` on."""
     return (slice(start, start + count),)

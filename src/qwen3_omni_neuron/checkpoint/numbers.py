@@ -1,4 +1,4 @@
-"""Round matrices to int8, and read published ones (checkpoint.quantised): numbers, or weights."""
+"""Round matrices to int8, and read quantised ones (checkpoint.quantised): numbers, or weights."""
 
 import math
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.quantised import WORD_BITS, QuantisedForm
 from qwen3_omni_neuron.errors import CheckpointError
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the 8 numbers whose sign bit is 0
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the 8 values with sign bit 0
 _LARGEST_E4M3 = 448.0
 _LARGEST_INT8 = 127
 Read = Callable[[str], Tensor]
-"""Function that reads a stored tensor by name."""
+"""Reader of a stored tensor by name."""
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise CheckpointError if a number is NaN or infinite."""
-    # The sum is finite only where all numbers are, and as fast as the memory: 40 GB/s.
+    # The sum is finite only if all numbers are, and runs at memory speed: 40 GB/s.
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return
     if wrong := int(tensor.isfinite().logical_not().sum()):
         raise CheckpointError(
-            f"{name} is NaN or infinite in {wrong} of {tensor.numel()} numbers. Take another "
-            "checkpoint or adapter, or go back to a state of its training before that."
+            f"{name} is NaN or infinite in {wrong} of {tensor.numel()} numbers. Use another "
+            "checkpoint or adapter, or an earlier state of its training."
         )
 
 
@@ -40,18 +40,17 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
 
 
 def read_numbers(form: QuantisedForm, read: Read) -> tuple[Tensor, Tensor]:
-    """Read a matrix of GPTQ or pack-quantized.
+    """Read a GPTQ or pack-quantized matrix. Raises CheckpointError.
 
-    Returns its numbers, int8 [out, into], around 0, and its scales [out, groups]. Raises
-    CheckpointError.
+    Returns its numbers, int8 [out, into], around 0, and its scales [out, groups].
     """
     middle = 1 << (form.bits - 1)
     if form.label == "pack-quantized":
         numbers = _unpacked(read(f"{form.layer}.weight_packed"), form.bits).flatten(1)
         return (numbers - middle).to(torch.int8), read(f"{form.layer}.weight_scale")
-    # A stored zero point is less by 1.
+    # Stored zero points are less by 1.
     if (_unpacked(read(f"{form.layer}.qzeros"), form.bits) != middle - 1).any():
-        raise _contradiction(f"{form.layer}.qzeros has zero points beside the middle", "sym false")
+        raise _contradiction(f"{form.layer}.qzeros has zero points off the middle", "sym false")
     if "g_idx" in form.endings:
         groups = torch.arange(form.shape[1]) // form.block[1]
         if not torch.equal(read(f"{form.layer}.g_idx").long(), groups):
@@ -63,7 +62,7 @@ def read_numbers(form: QuantisedForm, read: Read) -> tuple[Tensor, Tensor]:
 
 def _contradiction(what: str, setting: str) -> CheckpointError:
     return CheckpointError(
-        f"{what}: GPTQ with {setting} is not read. Take another checkpoint, see docs/options.md."
+        f"{what}: GPTQ with {setting} is not supported. Use another checkpoint: docs/options.md."
     )
 
 
@@ -76,7 +75,7 @@ def _of_fp8(form: QuantisedForm, read: Read) -> Tensor:
 
 
 def _of_nvfp4(form: QuantisedForm, read: Read) -> Tensor:
-    # A scale that is not a number is the largest: modelopt 0.44 cast larger ones to it.
+    # NaN stands for the largest scale: modelopt 0.44 cast larger ones to it.
     scale = read(f"{form.layer}.weight_scale").float().nan_to_num_(nan=_LARGEST_E4M3)
     if "weight_global_scale" in form.endings:
         scale /= read(f"{form.layer}.weight_global_scale")
@@ -89,13 +88,13 @@ def _of_nvfp4(form: QuantisedForm, read: Read) -> Tensor:
     # [out, into / 2] -> [out, into / 2, 2] -> [out, into]
     wide = both[packed.int()].flatten(1)
     wide.mul_(scale.repeat_interleave(form.block[1], 1)[:, : form.shape[1]])
-    if "pre_quant_scale" in form.endings:  # inputs are multiplied by it: here their weights are
+    if "pre_quant_scale" in form.endings:  # factor of the inputs; here applied to weights
         wide.mul_(read(f"{form.layer}.pre_quant_scale").float())
     return wide
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """Return the unsigned numbers of words [..., n], lowest bits first, [..., n, 32 / bits]."""
+    """Unpack words [..., n], lowest bits first, into [..., n, 32 / bits] unsigned numbers."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
 
@@ -103,13 +102,13 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
 
-    The largest weight of a row is 127. A stack is rounded one matrix at a time.
+    Each row's largest weight becomes 127. A stack is rounded one matrix at a time.
     """
     rounded = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device=matrix.device)
     stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
     flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
-    # A GPU multiplies by the reciprocal, which rounds otherwise.
+    # A GPU multiplies by the reciprocal, which rounds differently.
     largest = torch.tensor(_LARGEST_INT8, device=matrix.device)
     for one, to, by in zip(stack, *flat, strict=True):
         wide = one.float()

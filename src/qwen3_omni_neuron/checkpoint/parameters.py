@@ -1,4 +1,4 @@
-"""Read stored tensors, convert them, and make them the parameters of modules."""
+"""Read and convert stored tensors, and set them as modules' parameters."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from qwen3_omni_neuron.checkpoint.names import Piece
 from qwen3_omni_neuron.checkpoint.numbers import check_finite
 from qwen3_omni_neuron.errors import CheckpointError
 
-LISTED_NAMES = 12  # names that an error lists; the rest are counted
+LISTED_NAMES = 12  # names that an error lists
 
 
 @dataclass(frozen=True)
 class Part:
-    """One module with the pieces of its parameters.
+    """One module with its parameters' pieces.
 
     prefixes: all released names that begin with one of them must be used.
     """
@@ -28,11 +28,10 @@ class Part:
 
 
 def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Fill the parameters of modules that were laid out on the meta device.
+    """Fill the parameters of modules on the meta device.
 
-    Memory peaks at all parameters plus the stored tensors of one of them. Raises CheckpointError
-    that lists missing and unused names, or names the first tensor of another shape than config.json
-    says.
+    Memory peaks at all parameters plus one parameter's stored tensors. Raises CheckpointError that
+    lists missing and unused names, or names the first tensor whose shape contradicts config.json.
     """
     parts = list(parts)
     check_names(parts, checkpoint)
@@ -46,9 +45,9 @@ def converted(
     checkpoint: Checkpoint,
     dtype: torch.dtype | Callable[[str, torch.dtype], torch.dtype],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a part by name, one at a time, in the order of its pieces.
+    """Yield a part's parameters by name, one at a time, in the order of its pieces.
 
-    dtype: of all parameters, or a function of a parameter's name and the dtype that holds all its
+    dtype: of all parameters, or a function of a parameter's name and the dtype that holds its
     stored tensors exactly. Raises CheckpointError.
     """
     parameters = dict(part.module.named_parameters())
@@ -66,17 +65,14 @@ def converted(
 
 
 def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
-    """Convert a stored tensor and copy it to its region.
-
-    Raises CheckpointError, also for a number that is NaN or infinite.
-    """
+    """Convert a stored tensor and copy it to its region. Raises CheckpointError, also for NaN."""
     region, stored = fitting(parameter, piece, stored)
     region.copy_(stored)
     check_finite(region, piece.name)
 
 
 def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the region of a parameter that a piece fills, and the stored tensor, converted.
+    """Return the region of a parameter that a piece fills, and the converted tensor.
 
     Raises CheckpointError if their shapes differ.
     """
@@ -86,7 +82,7 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
     # A norm's weight [head_dim] is copied to every head [heads, head_dim]; else shapes are equal.
     if region.shape[-stored.ndim :] != stored.shape:
         raise CheckpointError(
-            f"{piece.name} has shape {list(stored.shape)}; config.json says "
+            f"{piece.name} has shape {list(stored.shape)}; config.json requires "
             f"{list(region.shape[-stored.ndim :])}. They belong to different checkpoints: download "
             "both again."
         )
@@ -94,10 +90,7 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint has all names of the parts, and no others with their prefixes.
-
-    Raises CheckpointError.
-    """
+    """Raise CheckpointError for missing names, or unexpected ones with the parts' prefixes."""
     stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
     owned = tuple(prefix for part in parts for prefix in part.prefixes)
@@ -105,10 +98,9 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
 
 
 def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
-    """Compare the names that modules need with the names in a checkpoint.
+    """Raise CheckpointError that lists missing and unexpected names.
 
-    wanted: names that must all be stored. owned: stored names that must all be wanted. Raises
-    CheckpointError that lists both.
+    wanted: names that must all be stored. owned: stored names that must all be wanted.
     """
     problems = []
     for problem, names in (
@@ -128,6 +120,6 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
 
 
 def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Set a module's parameter of a dotted name, without a copy."""
+    """Set a module's parameter by dotted name, without a copy."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))

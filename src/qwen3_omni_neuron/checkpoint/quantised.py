@@ -1,7 +1,7 @@
-"""The published form of each quantised matrix of a checkpoint, told by what its files hold.
+"""The published form of each quantised matrix of a checkpoint, determined by its files.
 
-Read are the forms in which Qwen3-Omni was published (docs/options.md). A matrix has several
-tensors, whose names are that of its layer and an ending:
+Supported are the forms in which Qwen3-Omni was published (docs/options.md). A matrix has several
+tensors, named by its layer and an ending:
 
     form              endings                                          value
     GPTQ (*)          qweight qzeros scales, perhaps g_idx             scale * (q - 8)
@@ -12,12 +12,12 @@ tensors, whose names are that of its layer and an ending:
     NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps      scale * global * q,
                       pre_quant_scale of the inputs                    times that of its input
 
-(*) Of 4 bits, with all zero points in the middle and the inputs of a group side by side: GPTQ's
-files of version 1, and auto-round's packing "auto_round:auto_gptq".
+(*) 4 bits, all zero points in the middle and the inputs of a group side by side: GPTQ's file
+version 1, and auto-round's packing "auto_round:auto_gptq".
 
-Every matrix has its form from its own tensors: files in which some matrices are quantised are the
-rule. Scales of activations and of a KV cache are ignored: neither is rounded here. Only headers and
-weight_shape are read here; checkpoint.numbers reads the values.
+Each matrix's form follows from its own tensors: most files quantise only some matrices. Scales of
+activations and of a KV cache are ignored: neither is rounded here. Only headers and weight_shape
+are read here; checkpoint.numbers reads the values.
 """
 
 import json
@@ -33,7 +33,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 WEIGHT = ".weight"
 WORD_BITS = 32
 Settings = Mapping[str, Any]
-"""A quantization_config whose method is read."""
+"""A quantization_config of a supported method."""
 _OF_INPUTS = ("input_scale", "input_global_scale")
 _OF_ACTIVATIONS = (*_OF_INPUTS, "output_scale", "k_scale", "v_scale")
 _NOT_OF_WEIGHTS = ("input_activations", "output_activations", "kv_cache_scheme")
@@ -46,16 +46,16 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
     "gptq": {"checkpoint_format": "gptq", "sym": True, "desc_act": False, "bits": 4},
     "modelopt": {},
 }
-"""The methods that are read, and the values that their settings must have where they are set."""
+"""Supported methods, and the required values of their settings where set."""
 
 
 @dataclass(frozen=True)
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: name without an ending. endings: of its tensors. label: for people. bits: size of a
-    number. block: how many rows and inputs share a scale. scale: safetensors' type of the scales.
-    bytes: size of all its tensors.
+    layer: name without an ending. endings: of its tensors. label: for people. bits: of a number.
+    block: rows and inputs that share a scale. scale: safetensors' type of the scales. bytes: of all
+    its tensors.
     """
 
     layer: str
@@ -69,17 +69,17 @@ class QuantisedForm:
 
     @property
     def are_groups_of_int4(self) -> bool:
-        """True for 4-bit integers with a scale for each multiple of 32 inputs."""
+        """True for 4-bit integers with a scale per multiple of 32 inputs."""
         return (
             self.label in ("GPTQ", "pack-quantized") and self.bits == 4 and not self.block[1] % 32
         )
 
 
 def read_settings(folder: Path) -> Settings | None:
-    """Read the quantisation settings of a checkpoint; None if it has none.
+    """Read a checkpoint's quantisation settings, None without.
 
-    They are in config.json, or alone in quantization_config.json or hf_quant_config.json. Raises
-    CheckpointError for a method or a setting that is not read.
+    They are in config.json, quantization_config.json or hf_quant_config.json. Raises
+    CheckpointError for an unsupported method or setting.
     """
     found = find_settings(folder)
     if found is None:
@@ -95,14 +95,14 @@ def read_settings(folder: Path) -> Settings | None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{folder} is quantised by {wrong[0]}, which is not read; docs/options.md lists what "
-            f"is, by {', '.join(_METHODS)}. Take one of those checkpoints, or the one in bfloat16."
+            f"{folder} is quantised by {wrong[0]}, which is not supported; docs/options.md lists "
+            f"what is, by {', '.join(_METHODS)}. Use one of those checkpoints, or bfloat16."
         )
     return raw
 
 
 def find_settings(folder: Path) -> tuple[str, Settings] | None:
-    """Return the file of a checkpoint's quantisation settings, and them. Raises CheckpointError."""
+    """Return a checkpoint's file of quantisation settings, and these. Raises CheckpointError."""
     for name in ("config.json", "quantization_config.json", "hf_quant_config.json"):
         try:
             found = json.loads((folder / name).read_bytes())
@@ -120,17 +120,17 @@ def find_settings(folder: Path) -> tuple[str, Settings] | None:
 
 
 def scales_of_inputs(names: Iterable[str]) -> int:
-    """Return how many matrices have a scale of their inputs."""
+    """Count the matrices with a scale of their inputs."""
     return sum(name.rpartition(".")[2] in _OF_INPUTS for name in names)
 
 
 def quantised_forms(
     tensors: Mapping[str, StoredTensor], settings: Settings | None
 ) -> tuple[dict[str, QuantisedForm], set[str]]:
-    """Return the forms by the released name of the matrix, which ends in ".weight".
+    """Return the forms by the matrix's released name, which ends in ".weight".
 
-    And the names of all tensors of them or of activations. Raises CheckpointError for a form that
-    is not read, and names its first matrix.
+    And the names of all their tensors and activations' tensors. Raises CheckpointError for an
+    unsupported form, with its first matrix.
     """
     layers: dict[str, set[str]] = {}
     used = {n for n in tensors if n.rpartition(".")[2] in _OF_ACTIVATIONS}
@@ -148,29 +148,29 @@ def quantised_forms(
     for name, stored in tensors.items():
         if name not in used and stored.dtype not in _PLAIN:
             raise CheckpointError(
-                f"{name} is of type {stored.dtype}, and no scale belongs to it. A file is missing, "
-                "or it is in a form that is not read: take another checkpoint."
+                f"{name} is of type {stored.dtype}, without a scale. A file is missing, "
+                "or the form is not supported: use another checkpoint."
             )
     return forms, used
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The tensors of one matrix by ending, and errors that name it."""
+    """Tensors of one matrix by ending, and errors that name it."""
 
     layer: str
     tensors: Mapping[str, StoredTensor]
 
     def refused(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.layer} has {', '.join(sorted(self.tensors))}: {what}. Take a checkpoint in "
+            f"{self.layer} has {', '.join(sorted(self.tensors))}: {what}. Use a checkpoint in "
             "another form, or the one in bfloat16."
         )
 
     def rows_and_columns(self, ending: str) -> tuple[int, int]:
         shape = self.tensors[ending].shape
         if len(shape) != 2:
-            raise self.refused(f"{ending} has shape {list(shape)}, and not two axes")
+            raise self.refused(f"{ending} has shape {list(shape)} instead of two axes")
         return shape[0], shape[1]
 
     def check(self, ending: str, types: str, *shape: int) -> None:
@@ -178,8 +178,8 @@ class _Matrix:
         stored = self.tensors[ending]
         if stored.dtype not in types.split() or stored.shape != shape:
             raise self.refused(
-                f"{ending} is of type {stored.dtype} and shape {list(stored.shape)}, and "
-                f"{types.replace(' ', ' or ')} of {list(shape)} was expected"
+                f"{ending} is of type {stored.dtype} and shape {list(stored.shape)}; expected "
+                f"{types.replace(' ', ' or ')} of {list(shape)}"
             )
 
     def form(
@@ -199,9 +199,9 @@ def _form(m: _Matrix, settings: Settings) -> QuantisedForm:
             if lacking := must - m.tensors.keys():
                 raise m.refused(f"{', '.join(sorted(lacking))} is missing")
             if unknown := m.tensors.keys() - must - may:
-                raise m.refused(f"{', '.join(sorted(unknown))} is not read")
+                raise m.refused(f"{', '.join(sorted(unknown))} is not supported")
             return read(m, settings)
-    raise m.refused("its numbers are missing, or its form is not read")
+    raise m.refused("its numbers are missing, or its form is not supported")
 
 
 def _gptq(m: _Matrix, settings: Settings) -> QuantisedForm:
@@ -220,7 +220,7 @@ def _pack_quantized(m: _Matrix, settings: Settings) -> QuantisedForm:
     out, into = read_integers(m.tensors["weight_shape"])
     bits = m.rows_and_columns("weight_packed")[1] * WORD_BITS // max(into, 1)
     if bits not in (4, 8):
-        raise m.refused(f"its numbers have {bits} bits, and 4 and 8 are read")
+        raise m.refused(f"its numbers have {bits} bits; 4 and 8 are supported")
     m.check("weight_packed", "I32", out, into * bits // WORD_BITS)
     groups = m.rows_and_columns("weight_scale")[1]
     m.check("weight_scale", _FLOATS, out, groups)
@@ -229,7 +229,7 @@ def _pack_quantized(m: _Matrix, settings: Settings) -> QuantisedForm:
 
 
 def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
-    """Return the group size that the settings name and the shapes agree with.
+    """Return the group size that settings and shapes agree on.
 
     The last group may be smaller: 96 inputs in groups of 64 are two groups.
     """
@@ -237,9 +237,9 @@ def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
     fitting = {min(size or into, into) for size in named if -(-into // (size or into)) == groups}
     if len(fitting) != 1:
         sizes = ", ".join(str(size or "all inputs") for size in named) or "nothing"
-        which = "more than one of which fits" if fitting else "which does not fit"
+        which = "several of which fit" if fitting else "which does not fit"
         raise m.refused(
-            f"{into} inputs are in {groups} groups, and the settings name as group_size {sizes}, "
+            f"{into} inputs are in {groups} groups, and the settings have group_size {sizes}, "
             f"{which}"
         )
     return fitting.pop()
@@ -260,7 +260,7 @@ def _fp8(m: _Matrix, settings: Settings) -> QuantisedForm:
     if "weight_scale" in m.tensors:
         whole = m.tensors["weight_scale"].shape
         if prod(whole) != 1:
-            raise m.refused(f"weight_scale has shape {list(whole)}, and one number is read")
+            raise m.refused(f"weight_scale has shape {list(whole)} instead of one number")
         m.check("weight_scale", _FLOATS, *whole)
         return m.form("FP8", shape, 8, shape, "weight_scale")
     rows, inputs = settings.get("weight_block_size") or (128, 128)
@@ -272,13 +272,13 @@ def _fp8(m: _Matrix, settings: Settings) -> QuantisedForm:
 
 
 def _nvfp4(m: _Matrix, _: Settings) -> QuantisedForm:
-    """Return the form of NVFP4: two e2m1 numbers a byte, e4m3 scales, and one of the matrix."""
+    """NVFP4: two e2m1 numbers per byte, e4m3 scales, and one scale of the matrix."""
     numbers = "weight_packed" if "weight_packed" in m.tensors else "weight"
     whole = "weight_global_scale" if "weight_global_scale" in m.tensors else "weight_scale_2"
     out, half = m.rows_and_columns(numbers)
     m.check(numbers, "U8", out, half)
     if prod(m.tensors[whole].shape) != 1:
-        raise m.refused(f"{whole} has shape {list(m.tensors[whole].shape)}, and not one number")
+        raise m.refused(f"{whole} has shape {list(m.tensors[whole].shape)}, not one number")
     m.check(whole, "F32", *m.tensors[whole].shape)
     m.check("weight_scale", "F8_E4M3", out, -(-2 * half // _FP4_GROUP))
     if "pre_quant_scale" in m.tensors:
@@ -298,7 +298,7 @@ _LAYOUTS = {
     "weight_scale": (_fp8, {"weight", "weight_scale"}, set()),
     "weight_scale_inv": (_fp8, {"weight", "weight_scale_inv"}, set()),
 }
-"""Reader of a form, and endings that a matrix must and may have, by the first that it has."""
+"""A form's reader, required and optional endings, by the first ending present."""
 _ENDINGS = {ending for _, must, may in _LAYOUTS.values() for ending in must | may} - {"weight"} | {
     "weight_zero_point",  # of forms that are not read
     "weight_g_idx",

@@ -28,7 +28,7 @@ def released_config(hub_id: str = INSTRUCT) -> OmniConfig:
 
 
 def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
-    """Return the config.json of a released checkpoint, as transformers 4.x spells it.
+    """Return a released checkpoint's config.json, as transformers 4.x spells it.
 
     hub_id: of SPEAKS.
     """
@@ -42,10 +42,10 @@ def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
 
 @contextmanager
 def open_config(model_path: str) -> Iterator[Path]:
-    """Yield a folder with a checkpoint's config.json, and with weights or none.
+    """Yield a folder with a checkpoint's config.json, perhaps with weights.
 
-    A released checkpoint's hub id needs no hub; the JSON files of another one are downloaded.
-    Raises CheckpointError.
+    A released hub id needs no network; another one's JSON files are downloaded. Raises
+    CheckpointError.
     """
     folder = local_folder(model_path)
     if folder is None and model_path not in SPEAKS:

@@ -1,6 +1,6 @@
 """Write safetensors files one tensor at a time, and map them into memory.
 
-The safetensors package's writer needs all tensors in memory, and its reader reads a page of each.
+The safetensors package's writer needs all tensors in memory; its reader reads a page of each.
 """
 
 import json
@@ -26,13 +26,13 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
 }
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-# A reader maps the file into memory, so data is aligned as torch aligns its own tensors.
+# Mapped data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
 
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
 """Shape and dtype of each tensor of a file by its name, in the file's order.
 
-The dtype is float32, bfloat16, float64, int32, int8 or uint8.
+Supported: float32, bfloat16, float64, int32, int8 and uint8.
 """
 _NOTHING: Layout = MappingProxyType({})
 
@@ -48,9 +48,9 @@ def write_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     instead: Layout = _NOTHING,
 ) -> None:
-    """Write a new file of names and tensors in the order of the layout. Raises OSError.
+    """Write a new file of tensors in the layout's order. instead: see write_tensor_files.
 
-    instead: see write_tensor_files.
+    Raises OSError.
     """
     parts = ((name, [tensor]) for name, tensor in tensors)
     write_tensor_files([path], layout, parts, instead)
@@ -62,13 +62,13 @@ def write_tensor_files(
     parts: Iterable[tuple[str, Sequence[Tensor]]],
     instead: Layout = _NOTHING,
 ) -> None:
-    """Write several new files of one layout side by side.
+    """Write several new files of one layout side by side. Raises OSError.
 
-    parts: the name of a tensor, in the order of the layout, and its next data for each file: the
-    whole tensor, or the next slice along its first axis. instead: shape and another dtype that some
-    tensors may come in; the header, written last, says what came. Raises OSError.
+    parts: a tensor's name, in the layout's order, and its next data for each file: the whole
+    tensor, or the next slice along its first axis. instead: alternative shape and dtype of some
+    tensors; the header, written last, records the actual ones.
     """
-    # The entries of one of the two are all the longer ones, so that no mixture is longer.
+    # The longer entries may all be of one of the two, so that no mixture is longer.
     reserved = max(len(_header(layout)), len(_header({**layout, **instead})))
     came: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     with ExitStack() as stack:
@@ -100,7 +100,7 @@ def write_tensor_files(
 
 
 def _header(layout: Layout, least_bytes: int = 0) -> bytes:
-    """Return the header of a file, padded to a multiple of the alignment of at least some bytes."""
+    """Return a file's header, padded to a multiple of the alignment of at least `least_bytes`."""
     entries: dict[str, object] = {}
     end = 0
     for name, (shape, dtype) in layout.items():
@@ -122,7 +122,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     Raises OSError, SafetensorError for a broken file, and ValueError for an unknown type.
     """
     with safe_open(path, framework="pt"):
-        pass  # the package has checked the header against the file's size
+        pass  # safetensors checks the header against the file's size
     storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
     found = {}
     for name, stored in read_headers(path.parent, [path.name]).items():

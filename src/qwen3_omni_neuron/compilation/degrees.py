@@ -1,4 +1,4 @@
-"""Degrees of tensor parallelism: for each part of the model how many cores share its weights."""
+"""Degrees of tensor parallelism: the number of cores that share each part's weights."""
 
 import re
 from dataclasses import asdict, dataclass, replace
@@ -18,11 +18,10 @@ _OF_MODEL = {
 
 @dataclass(frozen=True)
 class Degrees:
-    """Number of cores that share the weights of each part.
+    """Number of cores that share each part's weights.
 
-    A part is on the first cores of its stage, so the first core has a share of every part, and
-    takes part in every call. talker: its projections have that number, too. encoders: vision and
-    audio.
+    A part is on the first cores of its stage, so the first core takes part in every call. talker:
+    projections included. encoders: vision and audio.
     """
 
     thinker: int
@@ -38,9 +37,9 @@ class Degrees:
 
     @classmethod
     def parse(cls, given: "Degrees | int | str", usual: "Degrees") -> "Degrees":
-        """Read the degrees of a caller or a manifest: 8, "8", or "thinker=8,predictor=1".
+        """Read degrees: 8, "8", or "thinker=8,predictor=1". Raises OptionError.
 
-        usual: gives the parts that are not named. Raises OptionError for anything else.
+        usual: degrees of the parts that are not named.
         """
         if isinstance(given, Degrees):
             return given
@@ -51,20 +50,20 @@ class Degrees:
             part, _, degree = word.partition("=")
             if part not in asdict(usual) or part in named or not _NUMBER.fullmatch(degree):
                 raise OptionError(
-                    f"tp is a number, or {','.join(f'{name}=N' for name in asdict(usual))} or some "
-                    f"of these, got {format_value(given)}."
+                    f"tp must be a number, or some of "
+                    f"{','.join(f'{name}=N' for name in asdict(usual))}, got {format_value(given)}."
                 )
             named[part] = int(degree)
         return replace(usual, **named)
 
     @property
     def each(self) -> tuple[int, ...]:
-        """The different degrees, ascending."""
+        """The distinct degrees, ascending."""
         return tuple(sorted(set(asdict(self).values())))
 
     @property
     def setting(self) -> int | str:
-        """The JSON value that `parse` reads: one number where all parts have the same degree."""
+        """The value for `parse`, as JSON; one number if all degrees are equal."""
         return self.each[0] if len(self.each) == 1 else str(self)
 
     def of(self, model: str) -> int:

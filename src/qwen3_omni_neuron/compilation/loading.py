@@ -1,9 +1,9 @@
-"""Load engines from a path: choice of the target, its plan, and the process of each stage.
+"""Load engines: choose the target, its plan, and the process of each stage.
 
 `TARGETS` is the table of targets: the machines that a model can be compiled for and run on. To add
-one, write its `compilation.target.Target` and name it there; nothing else in the package knows a
-target by its name. Modules that need torch are imported where engines are built: a compile makes
-its plan and runs its workers without torch.
+one, write its `compilation.target.Target` and add it; nothing else in the package knows a target by
+name. Modules that need torch are imported where engines are built: a compile plans and runs its
+workers without torch.
 """
 
 import os
@@ -39,7 +39,7 @@ READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
 
 
 class Targets(UserDict[str, Any]):
-    """Targets by name. A target is imported when it is looked up: the CPU needs no Neuron code."""
+    """Targets by name, imported on lookup: the CPU needs no Neuron code."""
 
     def __getitem__(self, name: str) -> Target:
         """Return the target of a name. Raises KeyError."""
@@ -58,20 +58,20 @@ TARGETS = Targets(
     }
 )
 DEFAULT_TARGET = "cpu"
-# The function that samples tokens on this host, for the logits of any target.
+# Samples tokens on this host, for any target's logits.
 host_sampler = LazyFunction("qwen3_omni_neuron.cpu.native.installed", "host_sampler")
 
 
 def find_target(name: str) -> Target:
-    """Return the target of this name. Raises OptionError where there is none."""
+    """Return the target of this name. Raises OptionError."""
     replace(SETTINGS["target"], values=one_of(*TARGETS)).check(name)
     return TARGETS[name]
 
 
 def resolve_model(model_path: str | Path, options: "LoadOptions") -> Path:
-    """Return a checkpoint's folder, as resolve_checkpoint does, after checks of its compiled tree.
+    """Return a checkpoint's folder after checks of its compiled tree, before any download.
 
-    Raises ArtifactError, as manifest_of does, before anything is downloaded.
+    Raises the errors of resolve_checkpoint and manifest_of.
     """
     if options.compiled_path is not None:
         adapters = [AdapterPath.of(adapter) for adapter in options.adapters]
@@ -82,7 +82,7 @@ def resolve_model(model_path: str | Path, options: "LoadOptions") -> Path:
 def plan_of(
     folder: Path, config: OmniConfig, tree: Path | None, options: "LoadOptions"
 ) -> CompilePlan:
-    """Return the plan of the tree, or a new plan where there is no tree."""
+    """Return the tree's plan, or a new one without a tree."""
     given = {
         name: value
         for name, value in vars(options).items()
@@ -102,11 +102,10 @@ def plan_of(
 
 
 def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "Engines":
-    """Build the engines of a model in the processes of its placement.
+    """Build a model's engines in the processes of its placement.
 
-    "shared": all engines in this process. "split": thinker, talker with code predictor, and vocoder
-    each in a process of its own, which reads its own weights. Each stage gets its share of the
-    options' threads.
+    "shared": all engines in this process. "split": a process each for thinker, talker with code
+    predictor, and vocoder, which reads its own weights. Each stage gets its share of the threads.
     Raises OptionError for a placement that the target's cores don't allow, EngineDiedError,
     ForkError, and the errors of `compilation.target.EngineBuilder`.
     """
@@ -122,8 +121,8 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
     total, placement = threads_of(options.threads), options.placement
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
-    # torch's own threads spin while they wait for each other: more threads than cores cost several
-    # times what they gain.
+    # torch's threads spin while waiting for each other: more threads than cores cost several times
+    # what they gain.
     torch_threads = max(1, total // len(stages))
     request = CoreRequest(placement, stages, options.instance, options.cores)
     environments = target.environments(spec.plan, request)
@@ -142,11 +141,10 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
     """Return how many CPU threads each stage may use at a time.
 
-    In one process they share a pool, from which a stage takes idle threads: thinker and talker up
-    to all, the vocoder up to half. With all of them it would hold up the talker's many short calls:
-    a whole reply of the small checkpoint took 5 % longer on two cores, and its first sample came no
-    earlier. Processes have a pool each, so the threads are divided: two parts each for thinker and
-    talker, one for the vocoder.
+    In one process stages take idle threads of one pool: thinker and talker up to all, the vocoder
+    up to half. With all, it would delay the talker's many short calls: a reply of the small
+    checkpoint took 5 % longer on two cores, and its first sample came no earlier. Separate
+    processes have separate pools: two parts each for thinker and talker, one for the vocoder.
     """
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
     if placement == "split":
@@ -155,17 +153,16 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
 
 
 def threads_of(given: int | None) -> int:
-    """Return the number of CPU threads of all stages. given: the caller's; None: as torch has."""
+    """Return the number of CPU threads of all stages. given: None for torch's number."""
     import torch
 
     return torch.get_num_threads() if given is None else given
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Set the environment variables that name this process's cores.
+    """Set the environment variables that select this process's cores, before the runtime starts.
 
-    To be called before the device's runtime starts in this process. Raises OptionError if a
-    variable is already set to another value.
+    Raises OptionError if a variable is already set to another value.
     """
     for name, value in variables.items():
         if os.environ.get(name, value) != value:
@@ -179,6 +176,6 @@ def set_environment(variables: Mapping[str, str]) -> None:
 def build_engine(
     build: EngineBuilder, spec: EngineSpec, stage: str
 ) -> "Thinker | Talker | Vocoder":
-    """Build the engine of one stage. A stage's own process runs this first."""
+    """Build one stage's engine; first call of a stage's own process."""
     built: Mapping[str, Any] = build(spec, [stage])
     return built[stage]

@@ -1,14 +1,14 @@
 """The manifest of a compiled tree: written, read and checked against the files.
 
     compiled/
-      manifest.json             written last: a tree that has one is whole
-      thinker/record.json       what the model was made from, and its part of the manifest
-      thinker/...               whatever the target writes
+      manifest.json             written last: a tree that has one is complete
+      thinker/record.json       inputs of the model's compile, and its part of the manifest
+      thinker/...               the target's files
       vision/ audio/ talker/ code_predictor/ code2wav/
 
-A model's folder appears complete, by a rename, and its content never changes after that.
+A model's folder appears complete, by a rename, and never changes.
 
-In the files a model stands under "graphs", and its graphs under "calls".
+In JSON, a model is under "graphs" and its graphs under "calls".
 """
 
 import hashlib
@@ -30,10 +30,7 @@ _HASH_BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """Input or output tensor of a graph.
-
-    shape: for each axis its length, or its name if any length is allowed.
-    """
+    """Input or output tensor of a graph. shape: lengths, or an axis' name for any length."""
 
     shape: tuple[int | str, ...]
     dtype: str
@@ -43,7 +40,7 @@ class TensorRecord:
 class GraphRecord:
     """One graph of a model, at one bucket.
 
-    bucket: the compiled sizes by name; a string if any size is allowed.
+    bucket: the compiled sizes by name; a string for any size.
     """
 
     name: str
@@ -55,7 +52,7 @@ class GraphRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size and hash of a file. sha256: 64 hex digits."""
+    """Size and sha256, 64 hex digits, of a file."""
 
     bytes: int
     sha256: str
@@ -65,7 +62,7 @@ class FileRecord:
 class ModelRecord:
     """One compiled model.
 
-    graphs: its graphs at every bucket; none on a CPU. files: by path inside the model's folder.
+    graphs: at every bucket; none on a CPU. files: by path inside the model's folder.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -74,12 +71,12 @@ class ModelRecord:
 
     @property
     def bytes(self) -> int:
-        """Size of all files in bytes."""
+        """Total size of the files."""
         return sum(file.bytes for file in self.files.values())
 
     @property
     def buckets(self) -> dict[str, list[int]]:
-        """All compiled sizes by name, ascending, without names that allow any size."""
+        """Compiled sizes by name, ascending, without names that allow any size."""
         found: dict[str, set[int]] = {}
         for graph in self.graphs:
             for name, size in graph.bucket.items():
@@ -90,7 +87,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json.
+    """Content of manifest.json.
 
     fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings. versions:
     Target.versions and further packages'. adapters: Checkpoint.merged.
@@ -105,7 +102,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Origin:
-    """The inputs of a model's compile; if any of them differs now, the model is stale.
+    """Inputs of a model's compile; if one has changed, the model is stale.
 
     settings: CompilePlan.model_settings. versions: Target.versions.
     """
@@ -115,10 +112,10 @@ class Origin:
     versions: Mapping[str, str]
 
     def difference(self, wanted: "Origin") -> str:
-        """Describe the difference from `wanted`; "" if there is none."""
+        """Describe the difference from `wanted`; "" without one."""
         found = []
         if self.fingerprint != wanted.fingerprint:
-            found.append("another checkpoint, or with other adapters")
+            found.append("another checkpoint, or other adapters")
         for ours, theirs in ((self.settings, wanted.settings), (self.versions, wanted.versions)):
             found += [
                 f"{name} {_shown(ours.get(name))} instead of {_shown(theirs.get(name))}"
@@ -129,7 +126,7 @@ class Origin:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Flush every file under `folder` to the disk, and return its size and hash by path."""
+    """Flush every file under `folder` to disk, and return its size and hash by path."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -147,7 +144,7 @@ def write_record(folder: Path, origin: Origin, record: ModelRecord) -> None:
 
 
 def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
-    """Read a model's record. Raises ArtifactError if it is missing or can't be read."""
+    """Read a model's record. Raises ArtifactError."""
     raw = _read_json(folder / RECORD_FILE)
     try:
         return Origin(**raw["made_from"]), _model_record(raw)
@@ -156,7 +153,7 @@ def read_record(folder: Path) -> tuple[Origin, ModelRecord]:
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
-    """Write the manifest. It is written last: a tree that has one is complete."""
+    """Write the manifest, last."""
     raw = {"schema": SCHEMA, **asdict(replace(manifest, models={}))}
     del raw["models"]
     raw["graphs"] = {name: _model_json(model) for name, model in manifest.models.items()}
@@ -164,15 +161,12 @@ def write_manifest(tree: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(tree: Path) -> Manifest:
-    """Read a tree's manifest.
-
-    Raises ArtifactError if it is missing, can't be read, or has another schema.
-    """
+    """Read a tree's manifest. Raises ArtifactError, also for another schema."""
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
-            f"{tree} is not a whole compiled tree: it has no {MANIFEST_FILE}, which is written "
-            "last. Run the compile command again: it goes on where it ended."
+            f"{tree} is not a complete compiled tree: it has no {MANIFEST_FILE}, which is written "
+            "last. Run the compile command again: it continues where it ended."
         )
     raw = _read_json(path)
     try:
@@ -186,13 +180,13 @@ def read_manifest(tree: Path) -> Manifest:
         return Manifest(raw["fingerprint"], raw["plan"], raw["versions"], models, adapters)
     except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is not a manifest ({error!r}). Delete it and compile again: models that are "
-            "whole are kept."
+            f"{path} is not a manifest ({error!r}). Delete it and compile again: complete models "
+            "are reused."
         ) from error
 
 
 def file_problem(folder: Path, record: ModelRecord) -> str:
-    """Describe the first file of a model that is missing or of another size; "" for none."""
+    """Describe a model's first file that is missing or of another size; "" for none."""
     for name, file in record.files.items():
         path = folder / name
         if not path.is_file():
@@ -203,23 +197,21 @@ def file_problem(folder: Path, record: ModelRecord) -> str:
 
 
 def check_files(tree: Path, manifest: Manifest) -> None:
-    """Raise ArtifactError that names the first file that is missing or of another size."""
+    """Raise ArtifactError for the first file that is missing or of another size."""
     for model, record in manifest.models.items():
         if problem := file_problem(tree / model, record):
-            raise ArtifactError(
-                f"{problem}. It belongs to {model}: only that model will be compiled again."
-            )
+            raise ArtifactError(f"{problem}. Compile again: only {model} will be recompiled.")
 
 
 def verify_files(tree: Path, manifest: Manifest) -> None:
-    """Do `check_files`, and hash every file: ArtifactError names the first that differs."""
+    """Do `check_files`, and hash every file: ArtifactError names the first mismatch."""
     check_files(tree, manifest)
     for model, record in manifest.models.items():
         for name, file in record.files.items():
             if (found := file_sha256(tree / model / name)) != file.sha256:
                 raise ArtifactError(
-                    f"{tree / model / name} has changed: its sha256 is {found}, it was "
-                    f"{file.sha256}. Delete {tree / model} and compile again: only it will be."
+                    f"{tree / model / name} has changed: its sha256 is {found} instead of "
+                    f"{file.sha256}. Delete {tree / model} and compile again, which skips the rest."
                 )
 
 
@@ -261,7 +253,7 @@ def _shown(value: Any) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's content, as 64 hex digits. Raises OSError."""
+    """Return the sha256 of a file as 64 hex digits. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASH_BLOCK_BYTES):
@@ -270,14 +262,14 @@ def file_sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, so that the file is complete or missing. Raises OSError."""
+    """Write a value as JSON, atomically. Raises OSError."""
     with written_whole(path) as file:
         file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; at the end of the block it is flushed to disk and gets its name.
+    """Open a file for writing, which appears at its path, flushed, at the end of the block.
 
     A block that raises leaves no file; a killed process leaves `.NAME.part`.
     """
@@ -295,7 +287,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to the disk."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -25,7 +25,7 @@ HEARING_MODELS = ("thinker", "vision", "audio")
 SPEAKING_MODELS = ("talker", "code_predictor", "code2wav")
 MODELS = (*HEARING_MODELS, *SPEAKING_MODELS)
 CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
-# The parts of each model, by their names in checkpoint.modules.Models.
+# Each model's parts, as named in checkpoint.modules.Models.
 MODEL_PARTS = {
     "thinker": ("thinker",),
     "vision": ("vision_encoder",),
@@ -40,7 +40,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
-SAME = "same"  # predictor_dtype of a code predictor that is in the plan's dtype
+SAME = "same"  # predictor_dtype for a code predictor in the plan's dtype
 _EVERY_MODEL = ("target", "tp", "lnc", "dtype", "opt_level")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _PREDICTOR = ("predictor_top_k", "predictor_dtype")
@@ -60,17 +60,16 @@ def _setting(help: str, shown: str = "the target's", **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """Settings of a compile, made and checked by `make_plan`.
+    """Settings of a compile, created and checked by `make_plan`.
 
-    A list of sizes ascends; an empty one means any size, without padding. model: the checkpoint's
-    folder; its path does not affect what is compiled. adapters: those that are merged into its
-    weights, in this order; no setting: a manifest keeps their digest. predictor_dtype: "same": the
-    code predictor is in `dtype`, as the other models. "mixed": its weights are, or in int8 and int4
-    are bfloat16, and it computes in float32. "float32": its weights are float32, too.
-    chunked_prefill: whether rows can be appended to the rows of a slot, and slots copied.
-    mixed_arithmetic: dtype of activations where weights have another. These follow from the target
-    and are no settings: see TargetLimits. A setting with a default is missing in trees of earlier
-    versions, which were compiled with that.
+    Lists of sizes ascend; an empty one allows any size, without padding. model: the checkpoint's
+    folder; its path does not affect the compile. adapters: merged into the weights in this order;
+    not a setting: a manifest has their digest. predictor_dtype: "same": the code predictor is in
+    `dtype`, as the other models. "mixed": its weights are, or for int8 and int4 are bfloat16, and
+    it computes in float32. "float32": its weights are float32, too. chunked_prefill: whether rows
+    can be appended to a slot's rows, and slots copied. mixed_arithmetic: dtype of activations if
+    weights have another. These two follow from the target: see TargetLimits. A setting with a
+    default is missing in trees of earlier versions, compiled with that default.
     """
 
     model: Path
@@ -81,16 +80,16 @@ class CompilePlan:
     )
     lnc: int = _setting("physical cores per logical core")
     dtype: str = _setting("numbers of weights: auto, or one that the target has", "auto")
-    max_concurrency: int = _setting("slots, the requests at a time", "8")
+    max_concurrency: int = _setting("slots: concurrent requests", "8")
     context_length: int = _setting("positions of a slot's KV cache", "8192")
     talker_context_length: int = _setting(
         "positions of the talker's KV cache", "--context-length + 4105"
     )
     prompt_buckets: tuple[int, ...] = _setting("rows of a prompt", flag="--buckets")
     decode_buckets: tuple[int, ...] = _setting("KV cache positions read by a decode step")
-    patch_buckets: tuple[int, ...] = _setting("patches of a picture or video frame")
-    audio_windows: tuple[int, ...] = _setting("windows of 8 s at once")
-    projection_rows: tuple[int, ...] = _setting("rows that the talker's projections take")
+    patch_buckets: tuple[int, ...] = _setting("patches of an image or video frame")
+    audio_windows: tuple[int, ...] = _setting("8 s windows per audio encoder call")
+    projection_rows: tuple[int, ...] = _setting("rows per call of the talker's projections")
     batches: tuple[int, ...] = _setting("slots per decode step")
     chunk_frames: tuple[int, ...] = _setting("frames per vocoder call")
     predictor_top_k: int = _setting("largest predictor_top_k of a request (0 = no limit)")
@@ -115,7 +114,7 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Values of SETTINGS, as JSON types; without opt_level where the target has none."""
+        """Values of SETTINGS as JSON types, without opt_level if the target has none."""
         values = {name: getattr(self, name) for name in SETTINGS} | {"tp": self.tp.setting}
         found = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
         return {name: value for name, value in found.items() if value is not None}
@@ -132,13 +131,12 @@ class CompilePlan:
 
     @property
     def if_killed(self) -> str:
-        """Advice after a compiler that was killed, as a sentence; "" where there is none."""
+        """Advice after a compiler was killed; "" without."""
         if self.opt_level in (None, 1):
             return ""
         return (
-            " Try --opt-level 1, with which the compiler takes less memory. Models that are "
-            "finished are kept: the same command goes on after them, and another level compiles "
-            "them again."
+            " Try --opt-level 1, which needs less memory. The same command skips finished models; "
+            "with another level it compiles them again."
         )
 
     def command(self, out: Path) -> str:
@@ -147,14 +145,14 @@ class CompilePlan:
 
 
 SETTINGS = options_of(CompilePlan)
-"""Fields of CompilePlan that `compile` takes and a manifest keeps."""
+"""Fields of CompilePlan that are `compile` flags and in a manifest."""
 SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int, ...]]
 
 
 def compile_command(
     model: str | Path, adapters: Iterable[AdapterPath], settings: Mapping[str, Any], out: Path
 ) -> str:
-    """Return a command line of compile. settings: a manifest's, of this version or another."""
+    """Return a `compile` command line. settings: a manifest's, of any version."""
     words = ["qwen3-omni-neuron", "compile", "--model", str(model), "--out", str(out)]
     for adapter in adapters:
         words += ["--adapter", str(adapter)]
@@ -169,7 +167,7 @@ def compile_command(
 
 
 def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
-    """Return the number of cores that each of some stages needs: its models' largest degree."""
+    """Return how many cores each stage needs: its models' largest degree."""
     return {
         stage: max(tp.of(model) for model, own in MODEL_STAGES.items() if own == stage)
         for stage in stages
@@ -177,10 +175,10 @@ def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
 
 
 def check_groups(tp: Degrees, stages: Iterable[str]) -> None:
-    """Raise OptionError where a part is on several cores, and not on all of its stage's cores.
+    """Raise OptionError if a part is on several, but not all, of its stage's cores.
 
-    Its sums would be over a group of some of the ranks, which no device has been seen to take.
-    stages: those that share cores.
+    Its sums would be over a subgroup of ranks, which is unproven on devices. stages: those that
+    share cores.
     """
     stages = tuple(stages)
     cores = max(cores_of_stages(tp, stages).values())
@@ -189,13 +187,12 @@ def check_groups(tp: Degrees, stages: Iterable[str]) -> None:
             split = ", or placement split" if len(stages) > 1 else ""
             raise OptionError(
                 f"tp {tp} has the {model} on {tp.of(model)} of the {cores} cores of "
-                f"{' and '.join(stages)}, and nobody has run that on a device. Take 1 or "
-                f"{cores}{split}."
+                f"{' and '.join(stages)}, which is untested on devices. Use 1 or {cores}{split}."
             )
 
 
 def models_of(config: OmniConfig) -> tuple[str, ...]:
-    """Return the names of a checkpoint's models; one without a talker has fewer."""
+    """Return the names of a checkpoint's models; fewer without a talker."""
     speaks = config.talker is not None and config.code2wav is not None
     return MODELS if speaks else HEARING_MODELS
 
@@ -209,16 +206,15 @@ DEFAULT_CONCURRENCY = 8
 class TargetLimits:
     """The settings that a target allows; the first of each is the default.
 
-    target: its name. degrees: degrees of tensor parallelism that a part may have. tp: the default
-    degrees by instance type; the first are those of an instance that is not named. mixed_degrees:
-    whether parts may differ in them. core_sizes: numbers of physical cores in a logical core.
-    chunked_prefill: whether its engines can append rows to the rows of a slot (see
-    engines.protocols.Thinker); if not, each prompt is computed anew. auto_dtype: returns the dtype
-    that "auto" means for a checkpoint with adapters. predictor_top_k: the default; 0: any.
-    predictor_dtypes: allowed predictor_dtype by dtype, the default first; "same" alone in a dtype
-    that is not named. sizes: defaults by the name of a list in CompilePlan; lists not named here
-    may have any size. mixed_arithmetic: dtype of activations in the dtypes mixed, int8 and int4.
-    opt_levels: levels of the compiler's optimisation; none: they can't be chosen.
+    degrees: allowed degrees of tensor parallelism. tp: default degrees by instance type; the first
+    are those of any other instance. mixed_degrees: parts may differ in them. core_sizes: physical
+    cores per logical core. chunked_prefill: engines can append rows to a slot's rows (see
+    engines.protocols.Thinker); else each prompt is computed as a whole. auto_dtype: function that
+    resolves "auto" for a checkpoint with adapters. predictor_top_k: default; 0: any.
+    predictor_dtypes: allowed predictor_dtype by dtype, the default first; only "same" for other
+    dtypes. sizes: defaults of CompilePlan's lists; others may have any size. mixed_arithmetic:
+    dtype of activations in the dtypes mixed, int8 and int4. opt_levels: of the compiler's
+    optimisation; none if fixed.
     """
 
     target: str
@@ -248,15 +244,14 @@ def make_plan(
 ) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
-    instance: EC2 instance type whose default degrees the plan has; None: the target's first.
+    instance: EC2 instance type that determines default degrees; None: the target's first.
     adapters: see CompilePlan. given: some of SETTINGS but target; None: the target's default. tp:
-    see Degrees.parse. dtype: "auto" (the checkpoint's dtype, or the limits' dtype for the
-    checkpoint), or one of the limits.
-    context_length: by default 8192, or the model's own limit if that is less.
+    see Degrees.parse. dtype: "auto" (the checkpoint's dtype, or the limits' choice), or one of the
+    limits. context_length: by default 8192, or the model's own limit if that is less.
     talker_context_length: by default context_length, plus the assistant's rows, plus 4096 frames.
-    predictor_dtype: "auto", or one of the limits. Sizes ascend. If there are any, the last decode
-    bucket is the context length, the last batch is max_concurrency, and where prompts are computed
-    as a whole the last prompt bucket is the context length, whether given or not.
+    predictor_dtype: "auto", or one of the limits. Sizes ascend. Unless empty, the decode buckets
+    end with the context length, the batches with max_concurrency, and without chunked prefill the
+    prompt buckets with the context length, whether given or not.
     Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """
@@ -288,8 +283,8 @@ def make_plan(
     prompts = given.get("prompt_buckets")
     if prompts and prompts[-1] > context_length:
         raise OptionError(
-            f"prompt_buckets has {prompts[-1]}, and the KV cache {context_length} positions. "
-            "Leave it out, or raise context_length."
+            f"prompt_buckets has {prompts[-1]}, more than the KV cache's {context_length} "
+            "positions. Leave it out, or raise context_length."
         )
     chosen["decode_buckets"] = buckets_within(context_length, chosen["decode_buckets"])
     chosen["batches"] = buckets_within(chosen["max_concurrency"], chosen["batches"])
@@ -302,7 +297,7 @@ def make_plan(
         chosen["dtype"] = limits.auto_dtype(model, config, adapters)
         if chosen["dtype"] not in limits.dtypes:
             raise OptionError(
-                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
+                f"this checkpoint is in {config.dtype}, which is not supported; load it with dtype "
                 f"{', '.join(limits.dtypes)}."
             )
     dtype, predictor_dtype = chosen["dtype"], chosen.get("predictor_dtype", "auto")
@@ -324,7 +319,7 @@ def _check(name: str, value: Any, values: ValueRange) -> None:
 
 
 def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
-    """Return the values that settings have for a target and a checkpoint, whatever the others."""
+    """Return the allowed values of settings for a target and a checkpoint."""
     where = f" for target {limits.target}"
     top_ks = integers(1, where=where) if limits.predictor_top_k else one_of(0, where=where)
     most = config.thinker.text.max_positions
@@ -344,13 +339,13 @@ def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
         if name in limits.sizes:
             ranges[name] = _sizes(step, limits.sizes[name] != (), where)
         else:
-            words = f"left out{where}, which takes any size"
+            words = f"left out{where}, which accepts any size"
             ranges[name] = ValueRange(words, lambda sizes: sizes == ())
     return ranges
 
 
 def _sizes(step: int, needed: bool, where: str) -> ValueRange:
-    """Return the range of lists of sizes. needed: whether a list must not be empty."""
+    """Return the range of lists of sizes. needed: the list must not be empty."""
     words = "a list of " + "one or more " * needed + "ascending sizes"
     words += f", multiples of {step}" * (step > 1) + where
 
@@ -369,7 +364,7 @@ def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
         raise OptionError(
             f"instance must be {one_of(*named, where=where).phrase}, got {instance!r}."
             if named
-            else f"instance is for the targets on Neuron, and this is{where}. Leave it out."
+            else f"instance is only for the targets on Neuron, and this is{where}. Leave it out."
         )
     usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
     tp = usual if given is None else Degrees.parse(given, usual)

@@ -1,6 +1,6 @@
-"""The compile run: compiles the missing or stale models of a tree, one after another.
+"""The compile run: compiles a tree's missing or stale models, one after another.
 
-Only one run at a time writes into a tree, because it holds the tree's lock.
+Only one run at a time writes into a tree: it holds the tree's lock.
 """
 
 import fcntl
@@ -33,8 +33,8 @@ from qwen3_omni_neuron.compilation.worker import is_full, run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
 LOCK_FILE = ".lock"
-# A killed run's worker process holds the lock until it notices the end of its parent: 0.25 s, and
-# longer while an import blocks its watching thread.
+# A killed run's worker holds the lock until it notices its parent's end: 0.25 s, or longer while
+# an import blocks its watching thread.
 WAIT_S = 3.0
 _RETRY_S = 0.05
 
@@ -43,7 +43,7 @@ _RETRY_S = 0.05
 def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
     """Hold the tree's lock. Yields its descriptor; a process that inherits it holds it, too.
 
-    wait_s: time to wait for the end of another run. Raises CompileError if it goes on, OSError.
+    wait_s: longest wait for another run. Raises CompileError after that, OSError.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -67,7 +67,7 @@ def _acquire(descriptor: int, tree: Path, wait_s: float) -> None:
                 holder = os.pread(descriptor, 32, 0).decode().strip()
                 raise CompileError(
                     f"another run{f' (process {holder})' if holder else ''} is writing into "
-                    f"{tree}. Wait for its end, or take another folder."
+                    f"{tree}. Wait until it ends, or use another folder."
                 ) from None
             time.sleep(_RETRY_S)
 
@@ -76,24 +76,24 @@ MB = 1e6
 
 
 class Progress:
-    """Receiver of a run's progress; this base class ignores it. Bytes: size of a model's folder."""
+    """Receiver of a run's progress, here ignored. Bytes: size of a model's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        """Receive the models to compile: their expected sizes and the reasons."""
+        """Receive the models to compile: expected sizes and reasons."""
 
     def advances(self, model: str, written_bytes: int) -> None:
-        """Receive the number of bytes written of a model; called a few times a second."""
+        """Receive the number of bytes written; called a few times per second."""
 
     def compiled(self, model: str, record: ModelRecord) -> None:
-        """Receive the record of a model that is finished."""
+        """Receive a finished model's record."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Result of a run.
 
-    records: of all models that exist and fit the plan, in its order. compiled: those of this run.
-    missing: the plan's other models, with the reason; if empty, the tree has its manifest.
+    records: of all models that fit the plan, in its order. compiled: those of this run. missing:
+    other models, with the reason; if empty, the tree has its manifest.
     """
 
     records: Mapping[str, ModelRecord]
@@ -110,12 +110,11 @@ def compile_tree(
 ) -> Outcome:
     """Compile the models of a plan that the tree lacks or that are stale.
 
-    Each is compiled in a process of its own, into a temporary folder, which gets the model's name
-    when it is complete; the manifest is removed before the first model changes, and written when
-    all fit the plan. So an interrupted run continues with the next one. only: models that this run
-    may compile; empty: all. Raises OptionError for an unknown model, CheckpointError, ArtifactError
-    if the folder has something else under a model's name, CompileError, OutputError if the tree
-    can't be written.
+    Each compiles in its own process, into a temporary folder, renamed when complete; the manifest
+    is removed before the first model changes, and written when all fit the plan. So a run after an
+    interrupted one continues. only: models that this run may compile; empty: all. Raises
+    OptionError for an unknown model, CheckpointError, ArtifactError if the folder has something
+    else under a model's name, CompileError, OutputError if the tree can't be written.
     """
     models = models_of(read_config(plan.model))
     if unknown := [name for name in only if name not in models]:
@@ -176,7 +175,7 @@ def _compile(
         progress.compiled(model, record)
     ordered = {model: records[model] for model in models if model in records}
     if not missing:
-        for model in set(MODELS) - set(models):  # left by an earlier checkpoint with a talker
+        for model in set(MODELS) - set(models):  # of an earlier checkpoint with a talker
             if (tree / model / RECORD_FILE).exists():
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
                 _discard(tree, model)
@@ -186,12 +185,12 @@ def _compile(
 
 
 def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
-    """Return the reason why a model has to be compiled, or its record if it exists and fits."""
+    """Return the reason to compile a model, or its record if it fits."""
     if not folder.exists():
         return "missing", None
     if not (folder / RECORD_FILE).exists():
         raise ArtifactError(
-            f"{folder} is there, and no compiled model: it has no {RECORD_FILE}. Compile into "
+            f"{folder} exists, but is not a compiled model: it has no {RECORD_FILE}. Compile into "
             "another folder, or delete it."
         )
     try:
@@ -229,9 +228,8 @@ def _sweep(tree: Path) -> None:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the size in bytes of a folder's files, without files removed meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):  # skips a folder that is gone
+    for parent, _, names in os.walk(folder):  # skips folders that disappeared
         for name in names:
             with suppress(FileNotFoundError):
                 total += Path(parent, name).stat().st_size
@@ -243,7 +241,7 @@ def _check_disk(tree: Path, expected: int) -> None:
     if expected > free:
         raise OutputError(
             f"this compile writes {expected / MB:.1f} MB, and the disk of {tree} has "
-            f"{free / MB:.1f} MB free. Make room, or take --out on another disk; nothing was "
+            f"{free / MB:.1f} MB free. Free space, or set --out on another disk; nothing was "
             "written."
         )
 
@@ -251,7 +249,7 @@ def _check_disk(tree: Path, expected: int) -> None:
 def _output_error(tree: Path, error: OSError) -> OutputError:
     if is_full(error):
         return OutputError(
-            f"no space is left on the disk of {tree}. Make room and run it again: the models that "
-            "are finished are kept."
+            f"no space is left on the disk of {tree}. Free space and run it again: finished models "
+            "are reused."
         )
     return OutputError(f"{tree} can't be written: {error}. Choose a folder that you may write to.")

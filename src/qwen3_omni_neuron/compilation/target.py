@@ -1,7 +1,7 @@
 """The interface of a target: everything that the rest of the package knows about a machine.
 
-`compilation.loading.TARGETS` is the table of targets. An entry's functions are imported when they
-are called, so that planning a compile loads neither torch nor the Neuron SDK.
+`compilation.loading.TARGETS` is the table of targets. An entry's functions are imported when
+called, so that planning loads neither torch nor the Neuron SDK.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Inputs from which engines are built; small, to be sent to another process.
+    """Picklable inputs from which engines are built.
 
     newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
-    None: the weights are read from the checkpoint. threads: number of CPU threads that a stage may
-    use at a time, by the stage's name.
+    None: weights come from the checkpoint. threads: CPU threads that a stage may use at a time.
     """
 
     plan: CompilePlan
@@ -45,7 +44,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class CoreRequest:
-    """Requirements for cores; see options.LoadArguments. stages: those that need cores."""
+    """Cores asked for; see options.LoadArguments. stages: those that need cores."""
 
     placement: str
     stages: Sequence[str]
@@ -54,20 +53,20 @@ class CoreRequest:
 
 
 EngineBuilder = Callable[[EngineSpec, Sequence[str]], "StageEngines"]
-"""(spec, stages) -> the engine of each stage, ready to be called, in the process that calls it.
+"""(spec, stages) -> each stage's engine, ready to be called, in the calling process.
 
-If it raises, everything that it had loaded is closed. Raises CheckpointError, ArtifactError,
-NotInstalledError, and the error of a graph's first call.
+If it raises, everything loaded is closed. Raises CheckpointError, ArtifactError,
+NotInstalledError, and errors of a graph's first call.
 """
 
 ModelCompiler = Callable[[CompilePlan, str, Path], ModelRecord]
-"""(plan, model, folder) -> record. The folder exists and is empty. It runs in a process of its own,
-so it must be importable: a function of a module, or a partial of one."""
+"""(plan, model, folder) -> record. The folder is empty. It runs in a process of its own, so it must
+be importable: a module's function, or a partial of one."""
 
 
 @dataclass(frozen=True)
 class LazyFunction:
-    """A function of a module, imported when it is called, that can be sent to a process by name."""
+    """A module's function, imported when called, that can be pickled by name."""
 
     module: str
     name: str
@@ -81,15 +80,14 @@ class LazyFunction:
 class Target:
     """One entry of `compilation.loading.TARGETS`.
 
-    limits: the settings that a plan may have, and their defaults. versions: returns the versions
-    that a compiled model depends on, and the flags of its compiler, by environment variable; if one
-    differs, the model is compiled again. compile_model: compiles one model of a plan.
-    expected_bytes: returns the approximate size in bytes of a model's folder. build_engines: builds
-    the engines of some stages; importable, since other processes call it. environments: returns, by
-    stage, the environment variables that give its process its cores. Raises OptionError. require:
-    raises NotInstalledError where packages that a compile needs are not installed. needs_tree:
-    a model can only be loaded from a compiled tree. keeps_failed: a failed compile leaves files
-    worth keeping, such as a compiler's logs.
+    limits: allowed settings, and their defaults. versions: returns versions and compiler flags (by
+    environment variable) that a compiled model depends on; if one differs, the model is compiled
+    again. compile_model: compiles one model of a plan. expected_bytes: returns the approximate size
+    in bytes of a model's folder. build_engines: builds some stages' engines; importable, since
+    other processes call it. environments: returns by stage the environment variables that select
+    its process's cores. Raises OptionError. require: raises NotInstalledError if packages for a
+    compile are missing. needs_tree: a model can only be loaded from a compiled tree. keeps_failed:
+    keep a failed compile's files, such as a compiler's logs.
     """
 
     limits: TargetLimits

@@ -1,4 +1,4 @@
-"""Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
+"""Opening a compiled tree: checks against the checkpoint, the versions and the call."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 
-# A manifest of an earlier version lacks predictor_dtype, which was "same".
+# Manifests of earlier versions lack predictor_dtype, which was "same".
 _EARLIER: dict[str, Any] = {"predictor_dtype": SAME}
 
 
@@ -37,10 +37,10 @@ def open_tree(
     """Check a tree against a checkpoint, and return the plan that it was compiled for.
 
     model: the checkpoint's folder. targets: by name; the tree must be of one of them. given: the
-    caller's settings, which the plan must have; None: not given. adapters: those that were merged
-    at the compile. Files are checked for presence and size, not hashed. Raises ArtifactError with
-    the mismatch and the command that compiles a fitting tree, and OptionError for a setting that
-    contradicts the plan.
+    caller's settings, which the plan must have; None: any. adapters: those merged at the compile.
+    Files are checked for presence and size, not hashed. Raises ArtifactError with the mismatch and
+    the command that compiles a fitting tree, and OptionError for a setting that contradicts the
+    plan.
     """
     manifest = manifest_of(folder, model, targets, adapters)
     plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
@@ -49,7 +49,7 @@ def open_tree(
         compiled = plan.settings[name]
         if value is not None and value != compiled:
             raise OptionError(
-                f"{name} is {value!r}, and {folder} was compiled with {compiled!r}. Leave it out, "
+                f"{name} is {value!r}, but {folder} was compiled with {compiled!r}. Leave it out, "
                 "or compile another tree with it."
             )
     if (found := fingerprint(model, adapters)) != manifest.fingerprint:
@@ -71,19 +71,19 @@ def manifest_of(
     targets: Mapping[str, Target],
     adapters: Sequence[AdapterPath] = (),
 ) -> Manifest:
-    """Return a tree's manifest, checked as far as it can be without its checkpoint.
+    """Return a tree's manifest, checked as far as possible without its checkpoint.
 
     model, adapters: as the caller names them, for the command that compiles a fitting tree. Raises
-    ArtifactError for a tree of no known target or of other versions, and for files that are missing
-    or of another size.
+    ArtifactError for an unknown target, other versions, and files that are missing or of another
+    size.
     """
     if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder: compiled_path is what compile wrote.")
+        raise ArtifactError(f"{folder} is not a folder. Set compiled_path to compile's --out.")
     manifest = read_manifest(folder)
     target = manifest.plan.get("target")
     if target is None or target not in targets:
         raise ArtifactError(
-            f"{folder} was compiled for target {target!r}, and this version has "
+            f"{folder} was compiled for target {target!r}, and this version supports "
             f"{', '.join(targets)}. Compile again for one of them."
         )
     again = _again(folder, model, manifest, adapters)
@@ -107,12 +107,12 @@ def _again(
 
 
 def needed_cores(folder: str | Path, stages: Iterable[str]) -> dict[str, int]:
-    """Return how many cores each of some stages needs. Raises ArtifactError."""
+    """Return how many cores each stage needs. Raises ArtifactError."""
     tp = read_manifest(Path(folder)).plan.get("tp")
     try:
         return cores_of_stages(Degrees.parse(str(tp), Degrees.same(1)), stages)
     except OptionError as error:
-        raise ArtifactError(f"{folder} has a plan that this version doesn't run: {error}") from None
+        raise ArtifactError(f"{folder} has a plan that this version can't run: {error}") from None
 
 
 def _plan(
@@ -122,13 +122,13 @@ def _plan(
     targets: Mapping[str, Target],
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
-    """Make the plan of a manifest. Settings of other versions are left to the check of versions."""
+    """Make the plan of a manifest; unknown settings are left to the versions' check."""
     settings = _EARLIER | {name: v for name, v in manifest_plan.items() if name in SETTINGS}
     limits = targets[settings.pop("target")].limits
     try:
         return make_plan(model, config, limits, **settings)
     except (OptionError, TypeError) as error:
         raise ArtifactError(
-            f"{folder} holds a plan that this version doesn't run ({error}). Compile again, or use "
+            f"{folder} has a plan that this version can't run ({error}). Compile again, or use "
             "the version that wrote it."
         ) from error

@@ -1,4 +1,4 @@
-"""Versions of the installed packages, found without importing them."""
+"""Versions of installed packages, found without importing them."""
 
 import platform
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetens
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python, this package and its installed libraries, by name."""
+    """Return the versions of Python, this package and its installed libraries."""
     found = {"python": platform.python_version(), PACKAGE: PACKAGE_VERSION}
     return found | {name: v for name in LIBRARIES if (v := installed_version(name)) is not None}
 
 
 def installed_version(name: str) -> str | None:
-    """Return the installed version of a package, or of "python"; None where it is not installed."""
+    """Return the installed version of a package or "python", or None."""
     if name == "python":
         return platform.python_version()
     from importlib import metadata  # most of the time of `import qwen3_omni_neuron`
@@ -27,13 +27,13 @@ def installed_version(name: str) -> str | None:
 
 
 def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of this package and of others, "not installed" for a missing one."""
+    """Return the versions of this package and others, or "not installed"."""
     found = {name: installed_version(name) or "not installed" for name in packages}
     return {PACKAGE: PACKAGE_VERSION} | found
 
 
 def missing_packages(requirements: Sequence[str], extra: str) -> list[str]:
-    """Return what an extra needs and is not installed here in a version that it allows.
+    """Return an extra's requirements that are not installed in an allowed version.
 
     requirements: lines of this package's metadata, such as "ray[serve]>=2.60; extra == 'ray'".
     """
@@ -43,7 +43,7 @@ def missing_packages(requirements: Sequence[str], extra: str) -> list[str]:
     for requirement in map(Requirement, requirements):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}):
-            continue  # every installation has it
+            continue  # not optional
         if not marker.evaluate({"extra": extra}):
             continue
         if requirement.name == PACKAGE:

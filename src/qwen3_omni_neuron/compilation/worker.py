@@ -1,7 +1,6 @@
 """The worker process that compiles one model.
 
-It returns its memory when it ends, can crash without ending the run, and can change its environment
-variables.
+Its memory is freed at its end, it can crash without ending the run, and change its environment.
 """
 
 import errno
@@ -41,10 +40,10 @@ def run_worker(
 ) -> ModelRecord:
     """Compile one model into `folder` in a new process, and wait for it.
 
-    lock: a descriptor that the process keeps open until it ends. tick: called while waiting. The
-    process, and the compilers that it has started, are killed when this function ends in any way.
-    Raises the exception of the compile (an OSError as a CompileError unless a disk is full), and
-    CompileError if the process ended without one.
+    lock: a descriptor that the process keeps open. tick: called while waiting. The process, and
+    the compilers that it started, are killed however this function ends. Raises the compile's
+    exception (an OSError as a CompileError unless a disk is full), and CompileError if the process
+    ended without one.
     """
     output = OutputTail()
     with tempfile.TemporaryFile() as answers:
@@ -59,14 +58,14 @@ def run_worker(
             try:
                 status = _wait(process, pickle.dumps((compile_model, plan, model, folder)), tick)
             finally:
-                with suppress(ProcessLookupError, PermissionError):  # its session has no process
+                with suppress(ProcessLookupError, PermissionError):  # its session is empty
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             answers.seek(0)
             if not (answer := answers.read()):
                 advice = plan.if_killed if status == -signal.SIGKILL else ""
                 raise CompileError(
-                    f"{model}: its compile {describe_exit(status)}.{advice} The end of its "
+                    f"{model}: its compile {describe_exit(status)}.{advice} End of its "
                     f"output:\n{output.read() or '(none)'}"
                 )
         finally:
@@ -81,14 +80,14 @@ def run_worker(
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error means that a disk or a quota is full."""
+    """Return whether a disk or quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(answers: int, lock: int, parent: int) -> None:
-    """Run one compile in the worker process. answers: descriptor of the file for the outcome."""
+    """Run one compile in the worker process. answers: descriptor of the outcome's file."""
     follow_parent(parent)
-    for descriptor in (answers, lock):  # child processes of a compiler must not inherit them
+    for descriptor in (answers, lock):  # not for a compiler's child processes
         os.set_inheritable(descriptor, False)
     compile_model, plan, model, folder = pickle.load(sys.stdin.buffer)
     outcome: tuple[bool, Any]
@@ -101,7 +100,6 @@ def main(answers: int, lock: int, parent: int) -> None:
 
 
 def _wait(process: "subprocess.Popen[bytes]", job: bytes, tick: Callable[[], None]) -> int:
-    """Send the job, and wait for the end of the process. Returns its status."""
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(job)

@@ -1,4 +1,1 @@
-"""Engines on the CPU, in C where it was compiled and takes the weights, else in torch.
-
-native: all engines in C. eager: all in torch.
-"""
+"""Engines on the CPU: in C where compiled and supported (native), else in torch (eager)."""

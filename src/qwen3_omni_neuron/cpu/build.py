@@ -1,4 +1,4 @@
-"""Builds engines on the CPU from a checkpoint or a compiled tree, for all stages or some."""
+"""Builds engines on the CPU from a checkpoint or a compiled tree."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from qwen3_omni_neuron.engines.protocols import StageEngines
 
 
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
-    """Build the engines of some stages in this process, with the weights of those stages alone.
+    """Build some stages' engines in this process, with only their weights.
 
     They are in C where it was compiled and computes the plan's dtype, else in torch. stages: some
     of checkpoint.modules.STAGES. Raises CheckpointError, ArtifactError (see cpu.weights).

@@ -1,9 +1,8 @@
-"""bfloat16 matrices in 12 bits a number, without a loss: the compact form of library.h.
+"""bfloat16 matrices in 12 bits a number, lossless: the compact form of library.h.
 
-The numbers of a trained matrix have few exponents. For each output and 256 of its inputs, 16
-exponents are written in 4 bits, beside sign and mantissa; numbers with other exponents are listed
-in the head of their block. A matrix with too many of these has no compact form, nor has one whose
-inputs are no multiple of 4.
+A trained matrix has few exponents. For each output and 256 inputs, 16 exponents are encoded in 4
+bits, beside sign and mantissa; numbers with other exponents are listed in their block's head. A
+matrix with too many of these, or whose inputs are not a multiple of 4, has no compact form.
 
 A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8 [..., ceil(out / 32), bytes
 of a panel].
@@ -16,20 +15,20 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.packing import PANEL
 
-BLOCK_INPUTS = 256  # as all below in library.h
+BLOCK_INPUTS = 256  # this and the following as in library.h
 BLOCK_HEAD = 128
 QUAD_BYTES = 3 * 2 * PANEL
 """Bytes of four inputs of a panel."""
 _AT_ONCE = 1 << 20
-"""Numbers that torch unpacks at a time: it takes about 100 bytes for each."""
+"""Numbers that torch unpacks at a time: about 100 bytes for each."""
 
-# Output of each place of a row. Neighbours, the halves of 32 bits, are 8 outputs apart: a shift and
-# a mask give two vectors of floats.
+# Output of each place of a row. Neighbours, halves of 32 bits, are 8 outputs apart: a shift and a
+# mask give two vectors of floats.
 OUTPUTS = [16 * (place // 16) + place % 16 // 2 + 8 * (place % 2) for place in range(PANEL)]
 
 
 def compact_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the compact form of a matrix [..., out, into]."""
+    """Return the shape of a matrix [..., out, into] in compact form."""
     *stack, out, into = shape
     panel = -(-into // BLOCK_INPUTS) * BLOCK_HEAD + into // 4 * QUAD_BYTES
     return (*stack, -(-out // PANEL), panel)
@@ -43,7 +42,7 @@ def _pieces(matrices: Tensor, packed: Tensor) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def unpack_compact(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the matrix [..., out, into] of a compact form; dtype: float32 widens it."""
+    """Return a compact form's matrix [..., out, into]; dtype: float32 widens it."""
     matrix = torch.empty(shape, dtype=dtype)
     for rows, panels in _pieces(matrix.view(-1, *shape[-2:]), packed):
         rows.copy_(_unpack_rows(panels, *rows.shape))
@@ -51,7 +50,7 @@ def unpack_compact(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 def _unpack_rows(packed: Tensor, out: int, into: int) -> Tensor:
-    """Return the bfloat16 rows [out, into] of panels."""
+    """Return panels' bfloat16 rows [out, into]."""
     all_heads, all_quads = packed.tensor_split([-(-into // BLOCK_INPUTS) * BLOCK_HEAD], dim=1)
     heads = all_heads.split(BLOCK_HEAD, 1)
     quads = all_quads.split(BLOCK_INPUTS // 4 * QUAD_BYTES, 1)
@@ -62,7 +61,7 @@ def _unpack_rows(packed: Tensor, out: int, into: int) -> Tensor:
 
 
 def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:
-    """Return the words of blocks as they were packed, int16 [panels, inputs, PANEL]."""
+    """Return blocks' words, int16 [panels, inputs, PANEL]."""
     lowest = head[:, :PANEL].to(torch.int32)[:, None]
     listed = head[:, PANEL:].contiguous().view(torch.int32).to(torch.int64)
     wide = quads.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
@@ -73,6 +72,6 @@ def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:
     panel, index = (listed >= 0).nonzero(as_tuple=True)
     entries = listed[panel, index]
     places = words.flatten(1)
-    inside = entries >> 16 < places.shape[1]  # as in C; a broken file may have others
+    inside = entries >> 16 < places.shape[1]  # as in C, for broken files
     places[panel[inside], (entries >> 16)[inside]] = (entries & 0xFFFF)[inside].to(torch.int32)
     return torch.where(words >= 0x8000, words - 0x10000, words).to(torch.int16)

@@ -1,4 +1,4 @@
-"""The engines of all stages in torch: the modules of model/, called as they are."""
+"""All engines in torch, over the modules of model/."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -91,7 +91,7 @@ class EagerSlots(CpuSlots):
         start: int = 0,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` rows of a slot, by the model's `prefill`."""
+        """Append rows to a slot's first `start` rows, by the model's `prefill`."""
         self._drop(slot, start + len(rows))
         self._begin(slot, start)
         window = self._cache.slots(slot, slot + 1).window(start + len(rows))
@@ -142,7 +142,7 @@ class EagerThinkerSlots(EagerSlots):
 
 
 class EagerPredictor:
-    """The code predictor of model/. arithmetic: type that it computes in."""
+    """The code predictor of model/. arithmetic: dtype of its computation."""
 
     def __init__(self, predictor: CodePredictor, arithmetic: torch.dtype = torch.float32):
         self._predictor, self._arithmetic = predictor, arithmetic
@@ -171,7 +171,7 @@ class EagerPredictor:
 
 
 class EagerCode2Wav:
-    """Code2WavCalls of cpu.vocoder. A state's tensors have the streams as first axis."""
+    """Code2WavCalls of cpu.vocoder. State tensors have streams as first axis."""
 
     def __init__(self, code2wav: Code2Wav):
         self._code2wav, self.config = code2wav, code2wav.config
@@ -183,11 +183,11 @@ class EagerCode2Wav:
 
     @torch.inference_mode()
     def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode the next chunk of streams. `state` is kept."""
+        """Decode the next chunk of streams, without changing `state`."""
         return self._code2wav.step(codes, state)
 
     def join(self, states: Sequence[State]) -> State:
-        """Join the states of single streams."""
+        """Join single streams' states."""
         if len(states) == 1:
             return states[0]
         return tuple(torch.cat(parts) for parts in zip(*states, strict=True))

@@ -10,11 +10,11 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_window
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, pad_patches, patch_places
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 
-PATCHES_AT_ONCE = 4096  # bounds the memory of a long video
+PATCHES_AT_ONCE = 4096  # limits memory for long videos
 
 
 class CpuAudio:
-    """Audio encoder over model.audio_encoder. convolve: in place of AudioEncoder.convolve."""
+    """Audio encoder over model.audio_encoder. convolve: replaces AudioEncoder.convolve."""
 
     def __init__(
         self, encoder: AudioEncoder, convolve: Callable[[Tensor, int], Tensor] | None = None
@@ -30,9 +30,9 @@ class CpuAudio:
         c, dtype = self._encoder.config, self._dtype
         rows = torch.empty(sum(tokens_of_windows(clips, c)[first:stop]), c.output_size, dtype=dtype)
         end = 0
-        # In a batch of another size, or with a longer window, torch adds in another order: a prompt
-        # in pieces would differ from the whole prompt in the last bits. Batches are not faster (128
-        # s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with the tiny
+        # In another batch size, or with a longer window, torch adds in another order: a prompt in
+        # pieces would differ from the whole prompt in the last bits. Batches are not faster (128 s
+        # of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with the tiny
         # checkpoint, 217, 222, 281 and 340 ms with the small one), and a released window's
         # convolutions take 130 MB of float32.
         for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
@@ -49,7 +49,7 @@ class CpuAudio:
 class CpuVision:
     """Vision encoder over model.vision_encoder.
 
-    patch_buckets: patch counts that frames are padded to, ascending; if empty, nothing is padded.
+    patch_buckets: patch counts that frames are padded to, ascending; empty: no padding.
     """
 
     def __init__(self, encoder: VisionEncoder, patch_buckets: Sequence[int] = ()):
@@ -62,7 +62,7 @@ class CpuVision:
         return torch.cat(encoded, 1)
 
     def _encode_frames(self, visual: Visual) -> Iterator[Tensor]:
-        """Yield [1 + deepstack, rows, hidden] of a few frames at a time."""
+        """Yield a few frames' [1 + deepstack, rows, hidden] at a time."""
         frames, height, width = visual.grid
         c = self._encoder.config
         size = height * width

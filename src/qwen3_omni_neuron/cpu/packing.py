@@ -2,11 +2,11 @@
 
 [..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
 gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
-float32 scale for each output: the largest weight of a row is 127.
+float32 scale per output: a row's largest weight is 127.
 
-An int4 matrix has a scale of either sign for each output and each group of its inputs: a weight is
-scale * number, number from -8 to 7. A panel is one block of bytes a group, uint8
-[..., ceil(out / 32), ceil(into / group), bytes of a block]; library.h describes a block.
+An int4 matrix has a signed scale per output and group of inputs: a weight is scale * number, -8 to
+7. A panel has one block of bytes a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of
+a block]; library.h describes a block.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch import Tensor
 
 PANEL = 32  # as in library.h
 INT4_STEPS = tuple(-7 - n / 8 for n in range(22))
-"""Numbers that `quantise_groups` gives to a group's largest weight: steps of other sizes."""
+"""Values tried by `quantise_groups` for a group's largest weight: steps of other sizes."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Groups:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of the numbers of a block."""
+        """Bytes of a block's numbers."""
         return self.size * PANEL // 2
 
     @property
@@ -45,21 +45,21 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def packed_type(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the type that a matrix is packed in: see `pack`."""
+    """Return the dtype that a matrix is packed in: see `pack`."""
     widen = matrix.dtype == torch.bfloat16 and dtype == torch.float32
     assert widen or dtype in (None, matrix.dtype), f"{matrix.dtype} can't be packed as {dtype}"
     return dtype or matrix.dtype
 
 
 def pack(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Pack a matrix [..., out, into] in torch. dtype: float32 widens bfloat16 on the way."""
+    """Pack a matrix [..., out, into] in torch. dtype: float32 widens bfloat16."""
     matrix = matrix.to(packed_type(matrix, dtype))
     padded = F.pad(matrix, (0, 0, 0, -matrix.shape[-2] % PANEL))
     return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
 
 
 def unpack(packed: Tensor, out: int) -> Tensor:
-    """Return the matrix [..., out, into] that was packed."""
+    """Return a packed matrix' [..., out, into]."""
     return packed.transpose(-1, -2).flatten(-3, -2)[..., :out, :].contiguous()
 
 
@@ -72,9 +72,9 @@ def grouped_shape(shape: tuple[int, ...], groups: Groups) -> tuple[int, ...]:
 def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Round a bfloat16 matrix [..., out, into] to int4.
 
-    Returns its numbers, int8 [..., out, into], and its scales [..., out, ceil(into / size)]. The
-    largest weight of a group is given each of INT4_STEPS in turn, the others the nearest numbers;
-    the numbers with the least squared error, under their best scale, are taken.
+    Returns its numbers, int8 [..., out, into], and its scales [..., out, ceil(into / size)]. A
+    group's largest weight becomes each of INT4_STEPS in turn, the others the nearest numbers; the
+    step with the least squared error, under its best scale, wins.
     """
     assert matrix.dtype == torch.bfloat16 and groups.scale == torch.bfloat16
     if matrix.ndim > 2:
@@ -86,9 +86,9 @@ def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     largest = torch.where(most > -least, most, least)
     best, scale = torch.zeros_like(largest), torch.zeros_like(largest)
     for step in INT4_STEPS:
-        # Division by a tensor multiplies by reciprocals, which differs from the C.
+        # Division by a number multiplies by its reciprocal, which differs from the C.
         per_step = torch.tensor(step) / largest
-        # NaN where all weights are zero: its comparison below is false.
+        # NaN if all weights are zero: its comparison below is false.
         numbers = _nearest(padded * per_step.unsqueeze(-1))
         # These sums are exact in any order: see quantise of vector_kernels.h.
         products, squares = (padded * numbers).sum(-1), numbers.square().sum(-1)
@@ -106,14 +106,13 @@ def _nearest(x: Tensor) -> Tensor:
 
 
 def pack_groups(numbers: Tensor, scale: Tensor, groups: Groups) -> Tensor:
-    """Pack an int4 matrix in torch.
+    """Pack an int4 matrix in torch. Returns uint8 of `grouped_shape`.
 
-    numbers: int8 [..., out, into], -8 to 7; scale: [..., out, ceil(into / size)]. Returns uint8 of
-    `grouped_shape`.
+    numbers: int8 [..., out, into], -8 to 7; scale: [..., out, ceil(into / size)].
     """
     outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
     padded = (F.pad(numbers, (0, inputs, 0, outs)) + 8).view(torch.uint8)
-    # Two numbers a byte, the first one in its low bits; eight are a word of the C.
+    # Two numbers a byte, low bits first; eight are a word of the C.
     joined = padded[..., ::2] | (padded[..., 1::2] << 4)
     words = joined.view(torch.int32).unflatten(-2, (-1, PANEL))
     by_group = words.unflatten(-1, (-1, groups.size // 8)).movedim(-3, -1)
@@ -124,7 +123,7 @@ def pack_groups(numbers: Tensor, scale: Tensor, groups: Groups) -> Tensor:
 
 
 def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor:
-    """Return the weights of a packed int4 matrix, float32 [..., out, into]."""
+    """Return a packed int4 matrix' weights, float32 [..., out, into]."""
     numbers, scales = packed.split([groups.number_bytes, PANEL * groups.scale.itemsize], -1)
     words = numbers.contiguous().view(torch.int32).unflatten(-1, (-1, PANEL, 1))
     shifts = torch.arange(28, -1, -4, dtype=torch.int32)

@@ -10,13 +10,12 @@
 
 * Inputs of int8 and int4 matrices are rounded (cpu.rounded_inputs) and multiplied as integers.
 
-With int8, int4 and bfloat16 the code predictor defaults to `mixed`, and computes in float32. The
+With int8, int4 and bfloat16 the code predictor defaults to `mixed`, and computes in float32: the
 released one has an activation of about 49,000, under which int8 in any group of its matrices
-changes too many codes, though its down projections stay as in mixed (bench.quantisation, outlier).
+changes too many codes, even with down projections as in mixed (bench.quantisation, outlier).
 
-Weights for the C are packed (see cpu.packing), their bfloat16 matrices in 12 bits a number where
-that loses nothing (see cpu.compact). Without the compiled library they are unpacked and widened to
-float32 at the load.
+Weights for the C are packed (see cpu.packing), bfloat16 matrices in 12 bits where lossless (see
+cpu.compact). Without the compiled library they are unpacked and widened to float32 at load.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +51,7 @@ _DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 _SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 GROUPS = "_groups"
-"""Ending of the name of an int4 parameter's format, an attribute of its module."""
+"""Suffix of the attribute with an int4 parameter's format."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Precision:
 
     matrices: type of matrices, convolutions and tables of rows. others: type of norms, biases and
     all arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
-    matrices of the encoders, thinker, talker and code predictor. layers: kind of those in the
-    thinker's layers.
+    matrices of encoders, thinker, talker and code predictor. layers: kind of those in the thinker's
+    layers.
     """
 
     matrices: torch.dtype
@@ -87,10 +86,10 @@ PRECISIONS = {
 class WeightForm:
     """Form of one parameter in memory and in a tree.
 
-    kind: "whole", in the module's shape; or as a packed matrix "panels", "compact" (panels where
-    that would lose a number), "int8", "int4", or "published", int4 with the checkpoint's own
-    numbers. dtype: type that its values are rounded to first. shape: the module's. matrix: shape
-    [..., out, into] before packing, of a packed one. groups: format of an int4 or published one.
+    kind: "whole", in the module's shape; or a packed matrix: "panels", "compact" (panels if
+    lossy), "int8", "int4", or "published", int4 with the checkpoint's own numbers. dtype: type
+    that its values are rounded to first. shape: the module's. matrix: packed matrix' shape
+    [..., out, into] before packing. groups: format of an int4 or published one.
     """
 
     kind: str
@@ -105,7 +104,7 @@ class WeightForm:
         return replace(self, kind="panels") if self.kind == "compact" else self
 
     def read(self, stored: torch.dtype) -> torch.dtype:
-        """Return the type that `keep` takes for a parameter stored as `stored`.
+        """Return the dtype that `keep` expects for a parameter stored as `stored`.
 
         A bfloat16 matrix stays bfloat16 until packing widens it.
         """
@@ -113,7 +112,7 @@ class WeightForm:
         return stored if widened and stored == torch.bfloat16 else self.dtype
 
     def layout(self, target: str) -> Layout:
-        """Return shape and type of the tensors kept for a parameter, by name."""
+        """Return shape and dtype of a parameter's kept tensors, by name."""
         match self.kind:
             case "whole":
                 return {target: (self.shape, self.dtype)}
@@ -127,7 +126,7 @@ class WeightForm:
         return {target: (packed_shape(self.matrix), self.dtype)}
 
     def keep(self, target: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return the tensors kept for a parameter, by name."""
+        """Return a parameter's kept tensors, by name."""
         if self.kind == "whole":
             return {target: tensor}
         matrix = tensor.view(self.matrix)
@@ -142,7 +141,7 @@ class WeightForm:
         return {target: _panels(matrix, self.dtype)}
 
     def widen(self, kept: Mapping[str, Tensor], target: str) -> Tensor:
-        """Return a parameter in float32 and in the module's shape, from its kept tensors."""
+        """Return a parameter in float32 and the module's shape, from its kept tensors."""
         if self.kind == "whole":
             return kept[target].float()
         if self.kind in ("int4", "published"):
@@ -210,9 +209,9 @@ def weight_form(
 ) -> WeightForm:
     """Return the form of a parameter of a part.
 
-    stored: published form of each of its stored matrices, None for weights. A matrix of the thinker
-    keeps its numbers in dtypes int8 and int4 if all are int4 in groups of one size. One of other
-    numbers than FP8 is never compact: too many are zero.
+    stored: published form of each of its stored matrices, None for weights. With int8 and int4 a
+    thinker's matrix keeps its numbers if all are int4 in groups of one size. Numbers other than
+    FP8 are never compact: too many are zero.
     """
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)

@@ -1,7 +1,7 @@
 """KV cache slots and rows of tokens of a thinker or a talker on the CPU.
 
-A slot is one row of the KV cache: the keys and values of one request. They are written by
-cpu.native.steps in C (write_kv_row of cpu/native/decoder.c), or by cpu.eager in torch.
+A slot is one row of the KV cache: the keys and values of one request. cpu.native.steps writes them
+in C (write_kv_row of cpu/native/decoder.c), cpu.eager in torch.
 """
 
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ class CpuSlots(SlotLengths):
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         super().__init__(slots)
-        self._written = [0] * slots  # positions of each slot that may have rows, also dropped ones
+        self._written = [0] * slots  # positions that may have rows, also dropped ones
         self.context_length = context_length
         try:
             self._cache = KvCache.zeros(config, slots, context_length, dtype)
         except OSError as error:
             raise OptionError(
-                f"the system gives no KV cache of {slots} slots of {context_length} positions: "
+                f"could not allocate a KV cache of {slots} slots of {context_length} positions: "
                 f"{error}. Lower max_concurrency or the context length."
             ) from error
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another slot, and drop the latter's other rows.
+        """Copy a slot's first rows to another slot, and drop the latter's other rows.
 
         The target needs a prefill before its next step.
         """
@@ -54,7 +54,7 @@ class CpuSlots(SlotLengths):
         self._lengths[target] = rows
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear. Positions never written keep taking no memory."""
+        """Drop a slot's rows; see Thinker.clear. Unwritten positions still use no memory."""
         self._drop(slot, 0)
         super().clear(slot)
         for cache in (self._cache.keys, self._cache.values):
@@ -62,7 +62,7 @@ class CpuSlots(SlotLengths):
         self._written[slot] = 0
 
     def _drop(self, slot: int, stop: int) -> None:
-        """Note that rows up to `stop` will replace those of a slot, and of a step that failed."""
+        """Note that rows up to `stop` will replace a slot's, also those of a failed step."""
         self._written[slot] = max(self._written[slot], self._lengths[slot] + 1, stop)
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
@@ -71,7 +71,7 @@ class CpuSlots(SlotLengths):
 
 
 def media_rows(thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | None) -> Tensor:
-    """Return the rows of a thinker's tokens, media filled in."""
+    """Return the rows of a thinker's tokens, with media."""
     rows = thinker.embedding(token_ids).to(thinker.decoder.norm.weight.dtype)
     if media is not None:
         rows[media.filled] = media.rows
@@ -79,11 +79,11 @@ def media_rows(thinker: ThinkerModel, token_ids: Tensor, media: PromptMedia | No
 
 
 def talker_tables(models: Models, spec: EngineSpec) -> tuple[Tensor, TextRows]:
-    """Return the codec's table [codec vocab, hidden] and the rows of text tokens."""
+    """Return the codec's table [codec vocab, hidden] and the text tokens' rows."""
     assert spec.config.talker and models.codec_embedding
     assert models.embedding and models.text_projection
     table, width = models.embedding.weight.detach(), spec.config.talker.text.hidden_size
     text_rows = TextRows(table, models.text_projection, width, spec.dtype)
     if len(table) <= ROWS_AT_ONCE:
-        text_rows.fill()  # in one call now, so that no frame waits for a row
+        text_rows.fill()  # now, so that no frame waits for a row
     return models.codec_embedding.weight.detach().to(spec.dtype), text_rows

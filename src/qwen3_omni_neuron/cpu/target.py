@@ -18,10 +18,9 @@ _quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtyp
 
 
 def auto_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
-    """Return the dtype that "auto" means.
+    """Return the dtype that "auto" means. Raises CheckpointError.
 
-    A quantised checkpoint has one of its own with the compiled library: torch would widen it.
-    Raises CheckpointError.
+    A quantised checkpoint has its own with the compiled library: torch would widen it.
     """
     if read_settings(folder) is None or find_library() is None:
         return "mixed" if config.dtype == "bfloat16" else config.dtype
@@ -48,8 +47,8 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     for name, value in (("instance", request.instance), ("cores", request.cores)):
         if value is not None:
             raise OptionError(
-                f"{name} is for the targets on Neuron, and this is for target {plan.target}. Leave "
-                "it out."
+                f"{name} is only for the targets on Neuron, and this is for target {plan.target}. "
+                "Leave it out."
             )
     return {stage: {} for stage in request.stages}
 
@@ -61,7 +60,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# Compiled models hold weights in this package's layout, so only its version makes them stale.
+# Compiled models have weights in this package's layout, so only its version makes them stale.
 CPU = Target(
     LIMITS,
     decisive_versions,

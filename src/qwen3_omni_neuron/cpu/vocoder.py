@@ -12,13 +12,13 @@ from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
-FRAMES_AT_ONCE = 16  # with more, arithmetic takes the time, not the reading of weights
+FRAMES_AT_ONCE = 16  # beyond, arithmetic dominates, not the reading of weights
 
 
 class CpuVocoder:
     """Vocoder over calls of code2wav; see engines.protocols.Vocoder.
 
-    A slot whose chunk was padded keeps no state, because the state would include padding.
+    After a padded chunk a slot has no state, because it would include padding.
     """
 
     fault: Fault | None = None
@@ -37,13 +37,13 @@ class CpuVocoder:
         self._calls = calls
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the first chunks of streams. Raises BucketError for no or too many frames."""
+        """Decode streams' first chunks. Raises BucketError for too few or too many frames."""
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         samples, state = self._calls.start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the next chunks of streams. Raises BucketError as `start`.
+        """Decode streams' next chunks. Raises BucketError as `start`.
 
         Every slot was started, and its last chunk was not padded.
         """
@@ -68,10 +68,7 @@ class CpuVocoder:
         state: Any,
         missing: int,
     ) -> list[NDArray[np.float32]]:
-        """Keep the new states of the slots, and cut the samples of padding off.
-
-        missing: samples that a stream's first chunk lacks.
-        """
+        """Store the slots' new states, and cut off padding. missing: see latency_samples."""
         frames = (samples.shape[1] + missing) // self.frame_samples
         parts = zip(slots, codes, self._calls.split(state), strict=True)
         kept = {slot: own for slot, chunk, own in parts if len(chunk) == frames}
@@ -82,7 +79,7 @@ class CpuVocoder:
 
 
 class Code2WavCalls(Protocol):
-    """Code2Wav.start and Code2Wav.step, whose states fit only the calls of the same object."""
+    """Code2Wav.start and Code2Wav.step; states fit only the calls of the same object."""
 
     config: Code2WavConfig
 
@@ -91,11 +88,11 @@ class Code2WavCalls(Protocol):
         ...
 
     def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Decode the next chunk of streams. `state` is kept."""
+        """Decode the next chunk of streams, without changing `state`."""
         ...
 
     def join(self, states: Sequence[Any]) -> Any:
-        """Join the states of single streams."""
+        """Join single streams' states."""
         ...
 
     def split(self, state: Any) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-A tree has one file a model, with our modules' parameters in the forms of cpu.precision. A loaded
-file is mapped into memory, and all processes of one tree share its pages.
+A tree has one file a model, with parameters in the forms of cpu.precision. Files are mapped into
+memory, and all processes of one tree share their pages.
 """
 
 import logging
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS_FILE = "weights.safetensors"
 NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
 Forms = Mapping[str, Mapping[str, WeightForm]]
-"""Form of each parameter by its part's name and its own."""
+"""Each parameter's form, by its part's name and its own."""
 
 
 def load_checkpoint_models(
@@ -70,7 +70,7 @@ def load_checkpoint_models(
     packed: bool,
     predictor_dtype: str = SAME,
 ) -> Models:
-    """Read the modules of some stages from a checkpoint, one parameter at a time.
+    """Read some stages' modules from a checkpoint, one parameter at a time.
 
     packed: weights that this dtype packs stay so, for the C; else widened, for torch. Raises
     CheckpointError; see checkpoint.parameters.load_parts.
@@ -95,10 +95,10 @@ def load_compiled_models(
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
     predictor_dtype: str = SAME,
 ) -> Models:
-    """Load the modules of some stages from a tree.
+    """Load some stages' modules from a tree. Raises ArtifactError.
 
     The talker also gets the thinker's token embedding. quantised: Checkpoint.quantised of the
-    tree's checkpoint. Raises ArtifactError.
+    tree's checkpoint.
     """
     models, parts = lay_out(config, stages)
     forms = _forms_of(parts, dtype, predictor_dtype, quantised)
@@ -118,7 +118,7 @@ def load_compiled_models(
                 map_pages(kept)
     if "embedding" in parts:
         given = {"embedding": parts["embedding"]}, forms, widened
-        # Its pages are mapped by the thinker: here they would count twice.
+        # The thinker maps its pages: here they would count twice.
         _fill(tree / "thinker", *given, alone="thinker.embedding.")
     return models
 
@@ -138,8 +138,8 @@ def _forms_of(
 def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
-    "int4" if each of the thinker's matrices in 4 bits is kept as published, else "int8", which
-    keeps the same numbers: a merged matrix would lose as much to 4 bits as an adapter adds. Raises
+    "int4" if all the thinker's 4-bit matrices are kept as published, else "int8", which keeps the
+    same numbers: a merged matrix would lose as much to 4 bits as an adapter adds. Raises
     CheckpointError.
     """
     _, parts = lay_out(config, ("thinker",))
@@ -152,7 +152,6 @@ def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[Adapter
 def _kept(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """Yield the tensors kept for each parameter of a part."""
     pieces = [(t, stored) for t, stored in part.pieces if forms[t].kind != "published"]
     others = converted(
         replace(part, pieces=pieces), checkpoint, lambda target, stored: forms[target].read(stored)
@@ -161,7 +160,7 @@ def _kept(
         form = forms[target]
         if form.kind == "published":
             with checkpoint.reader() as reader:
-                assert isinstance(reader, ShardReader)  # nothing that is drawn is quantised
+                assert isinstance(reader, ShardReader)  # drawn weights are not quantised
                 yield target, {target: _published(form, stored, reader)}
         else:
             _, tensor = next(others)
@@ -171,7 +170,7 @@ def _kept(
 def _published(form: WeightForm, pieces: Sequence[Piece], reader: ShardReader) -> Tensor:
     """Read and pack a parameter's published numbers, one matrix of a stack at a time.
 
-    Raises CheckpointError for another shape than config.json says.
+    Raises CheckpointError if a shape contradicts config.json.
     """
     groups, (*outer, into) = form.groups, form.shape
     numbers = torch.empty(form.shape, dtype=torch.int8)
@@ -205,16 +204,15 @@ def _put(
 def put_widened(
     module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]
 ) -> None:
-    """Set a module's parameter to its values in float32, and let it round inputs as the C does."""
+    """Set a module's parameter in float32, and let it round inputs as the C does."""
     put_parameter(module, target, form.widen(kept, target))
     round_inputs_of(module, target, form.kind)
 
 
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
-    """Set a module's parameter to the tensors kept for it.
+    """Set a module's parameter to its kept tensors.
 
-    Beside it go the scale of an int8 matrix and the format of an int4 one, for
-    cpu.native.binding.Weights.matrix.
+    For cpu.native.binding.Weights.matrix, add an int8 matrix' scale, and an int4 one's format.
     """
     put_parameter(module, target, kept[target])
     owner_name, _, name = target.rpartition(".")
@@ -226,7 +224,7 @@ def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str
 
 
 def _map_weights(folder: Path) -> dict[str, Tensor]:
-    """Map the weights in a model's folder. Returns their tensors by name."""
+    """Map the weights in a model's folder. Returns tensors by name."""
     try:
         return map_tensors(folder / WEIGHTS_FILE)
     except (SafetensorError, OSError, ValueError) as error:
@@ -243,9 +241,9 @@ def _fill(
     widened: bool,
     alone: str = "",
 ) -> list[Tensor]:
-    """Fill the modules of parts from a model's folder. Returns the tensors that they take.
+    """Fill parts' modules from a model's folder. Returns the tensors used.
 
-    widened: float32, for torch. alone: prefix of these parameters' names, in place of the part's
+    widened: float32, for torch. alone: prefix of these parameters' names, instead of the part's
     name.
     """
     expected = _file_layout(parts, forms, alone)
@@ -263,8 +261,8 @@ def _fill(
         tensor, (shape, dtype) = stored[name], expected[name]
         if (tuple(tensor.shape), tensor.dtype) not in ((shape, dtype), plain[name]):
             raise ArtifactError(
-                f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "
-                f"{dtype} {list(shape)} was expected. Delete {folder} and compile again."
+                f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)} instead "
+                f"of {dtype} {list(shape)}. Delete {folder} and compile again."
             )
         return tensor
 
@@ -278,10 +276,7 @@ def _fill(
 
 
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
-    """Write a model's weights into `folder`, one parameter at a time.
-
-    Raises OSError, and CheckpointError.
-    """
+    """Write a model's weights into `folder`, by parameter. Raises OSError, CheckpointError."""
     started = time.monotonic()
     checkpoint = Checkpoint(plan.model, plan.adapters)
     parts = _stage_parts(plan, model)
@@ -303,7 +298,7 @@ def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the bytes of a model's weights by its plan, if all have their compact form.
+    """Return the bytes of a model's weights, if all have their compact form.
 
     Raises CheckpointError.
     """
@@ -318,23 +313,22 @@ def model_bytes(
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the bytes of a model's weights in a compiled tree. parts: all parts of its stage."""
+    """Return the bytes of a model's weights in a tree. parts: all parts of its stage."""
     chosen = {name: parts[name] for name in MODEL_PARTS[model]}
     forms = _forms_of(chosen, dtype, predictor_dtype, quantised)
     return layout_bytes(_file_layout(chosen, forms))
 
 
 def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
-    """Return all parts of a model's stage."""
     return lay_out(read_config(plan.model), (MODEL_STAGES[model],))[1]
 
 
 def _file_layout(
     parts: Iterable[str], forms: Forms, alone: str = "", plain: bool = False
 ) -> Layout:
-    """Return shape and dtype of the tensors of some parts in their file by name.
+    """Return shape and dtype of some parts' tensors by name, as in their file.
 
-    plain: of a file in which no matrix has a compact form.
+    plain: without compact forms.
     """
     return {
         (alone or f"{name}.") + kept: expected

@@ -1,9 +1,9 @@
-"""Differences of a loaded model from a reference, and what rounding explains of them.
+"""Differences of a loaded model from a reference, and how much rounding explains.
 
-A row's difference is the length of the error over the length of the row; that of logits leaves
-their mean out. Each matrix adds about the rounding of its result and weights: after n layers the
-error is about sqrt(n) times as large. A code, or a likeliest token, that differs is explained if
-the reference's own margin is less.
+A row's difference is the length of the error over the length of the row; for logits, without their
+mean. Each matrix adds about the rounding of its result and weights: after n layers the error is
+about sqrt(n) times as large. A different code, or likeliest token, is explained if the reference's
+own margin is less.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ WEIGHTS = {"int8": 0.0083, "int4": 0.081}
 INPUTS = {"int8": 0.00017, "int4": 0.0055}
 """Relative error of such a matrix's product on the CPU: see cpu.rounded_inputs."""
 SAFETY = 8.0
-"""How many times the expected error a row may have."""
+"""Allowed multiple of a row's expected error."""
 FLOOR = 2e-5
-"""Least difference that is called one: the order of sums, and functions such as exp, differ too."""
+"""Smallest difference that counts: the order of sums, and functions such as exp, differ too."""
 FEW = {"float32": 0.01, "bfloat16": 0.1, "int4": 0.1}
-"""Share of a stage's rows that may be beyond: a router that rounds may choose another expert."""
+"""Share of a stage's rows that may exceed it: a rounded router may choose another expert."""
 FEW_CODES = 0.02
-"""Share of codes that may be beyond."""
+"""Share of codes that may exceed it."""
 Pairs = Sequence[tuple[Arrays, Arrays]]
 """Results for each question: the reference's for the model's weights, and the model's."""
 
@@ -37,10 +37,10 @@ Pairs = Sequence[tuple[Arrays, Arrays]]
 class Difference:
     """Difference of one stage, over all questions.
 
-    error: median of the rows; None for codes. allowed: what rounding explains of a row. beyond:
-    share of the rows or codes that it does not explain. few: share that may be beyond. first: not
-    explained. agreement: share of the likeliest tokens, or of codes, that are the reference's.
-    sampled: of codes under the same random numbers. graph: kind of the stage's compiled graphs.
+    error: median of the rows; None for codes. allowed: a row's error that rounding explains.
+    beyond: share of rows or codes above it. few: allowed share. first: the first of them.
+    agreement: share of likeliest tokens, or codes, equal to the reference's. sampled: of codes
+    under the same random numbers. graph: kind of the stage's compiled graphs.
     """
 
     stage: str
@@ -100,7 +100,7 @@ def stages_of(config: OmniConfig) -> list[JudgedStage]:
 def judge(
     config: OmniConfig, plan: CompilePlan, reference_dtype: str, rounded: bool, pairs: Pairs
 ) -> list[Difference]:
-    """Compare all stages. rounded: whether the reference's weights are rounded as the plan's."""
+    """Compare all stages. rounded: the reference's weights are rounded as the plan's."""
     wrong = [
         f"question {number}"
         for number, (expected, ours) in enumerate(pairs, 1)
@@ -121,7 +121,7 @@ def judge(
     for stage in stages_of(config):
         depth, unit, weights = float(np.sqrt(2 * stage.layers)), ROUNDING[activations], 0.0
         if stage.array == "codes":
-            # The predictor's input has the talker's rounding.
+            # The predictor's input has the talker's rounding error.
             allowed = SAFETY * (depth * ROUNDING[predictor] + unit + large) + FLOOR
             found.append(_codes(stage, allowed, pairs))
             continue
@@ -139,7 +139,6 @@ def judge(
 def _rows(
     stage: JudgedStage, allowed: float, few: float, config: OmniConfig, pairs: Pairs
 ) -> Difference | None:
-    """Compare rows of numbers; return None if there are none."""
     errors: list[NDArray[np.float64]] = []
     beyond: list[NDArray[np.bool_]] = []
     same: list[NDArray[np.bool_]] = []
@@ -147,7 +146,7 @@ def _rows(
     for number, (expected, ours) in enumerate(pairs, 1):
         right, got = (_as_rows(stage, config, one[stage.array]) for one in (expected, ours))
         rows = _rows_by_graph(stage, len(right), len(expected["accepted"]) > 0)
-        if stage.array == "feedback":  # other codes have another sum
+        if stage.array == "feedback":  # depends on the codes
             rows = rows[(ours["greedy_codes"] == expected["codes"]).all(1)]
         if not len(rows):
             continue
@@ -163,7 +162,7 @@ def _rows(
         return None
     every = np.concatenate(errors)
     if few > FEW["float32"]:
-        few = max(few, 1 / len(every))  # one row may be, where there are few
+        few = max(few, 1 / len(every))  # at least one row
     share, agreement = float(np.concatenate(beyond).mean()), None
     if same:
         agreement = float(np.concatenate(same).mean())
@@ -174,8 +173,8 @@ def _rows(
 def _rows_by_graph(stage: JudgedStage, count: int, has_media: bool) -> NDArray[np.int64]:
     """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
-    The first row of a reply comes from the graph for prompts, except the talker's if the prompt has
-    no media: it appends the first token in a step.
+    A reply's first row comes from the graph for prompts, but the talker's without media from a
+    step, which appends the first token.
     """
     rows = np.arange(count)
     if stage.array not in ("thinker_logits", "talker_logits", "hidden"):
@@ -185,7 +184,7 @@ def _rows_by_graph(stage: JudgedStage, count: int, has_media: bool) -> NDArray[n
 
 
 def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Logits without their mean, samples by frame."""
+    """Return logits without their mean, samples by frame."""
     wide = x.astype(np.float64)
     if stage.array == "samples":
         assert config.code2wav is not None
@@ -197,7 +196,7 @@ def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> 
 
 
 def _row_errors(right: NDArray[np.float64], got: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row's difference. Rows of nearly nothing count by the others' size."""
+    """Return each row's difference. Near-zero rows count by the others' size."""
     sizes = np.linalg.norm(right, axis=-1)
     least = max(1e-30, 0.1 * float(np.median(sizes)))
     errors: NDArray[np.float64] = np.linalg.norm(right - got, axis=-1) / np.maximum(sizes, least)
@@ -205,12 +204,12 @@ def _row_errors(right: NDArray[np.float64], got: NDArray[np.float64]) -> NDArray
 
 
 def _codes(stage: JudgedStage, allowed: float, pairs: Pairs) -> Difference:
-    """Compare each code where the codes before it in its frame are the same."""
+    """Compare each code whose frame's earlier codes are equal."""
     same: dict[str, list[NDArray[np.bool_]]] = {"greedy": [], "sampled": []}
     unexplained, first = 0, ""
     for kind, found in same.items():
         for number, (expected, ours) in enumerate(pairs, 1):
-            agree = expected[f"{kind}_codes"] == ours[f"{kind}_codes"]  # [F, 16], code 0 is given
+            agree = expected[f"{kind}_codes"] == ours[f"{kind}_codes"]  # [F, 16]; code 0 is given
             compared = np.logical_and.accumulate(agree, 1)[:, :-1]
             agree = agree[:, 1:]
             beyond = compared & ~agree & ~(expected[f"{kind}_margins"] <= allowed)

@@ -1,7 +1,7 @@
 """The reference: transformers' own generate.
 
-The audio is one full forward over the codes, since the reference's own chunked_decode loses samples
-at chunk boundaries.
+The audio is one full forward over the codes: the reference's chunked_decode loses samples at chunk
+boundaries.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ RECORDED = ("inputs_embeds", "position_ids", "visual_pos_masks", "deepstack_visu
 class ReferenceResult:
     """A reply of the reference.
 
-    token_ids: EOS included. codes: int64 [frames, groups]. thinker_calls, talker_calls: arguments
-    named in RECORDED of each forward of the text model, and of the talker's model.
+    token_ids: EOS included. codes: int64 [frames, groups]. thinker_calls, talker_calls: the
+    arguments in RECORDED of each forward of the text model, and of the talker's model.
     """
 
     token_ids: list[int]
@@ -52,7 +52,7 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
-        # 5.23's talker fails here for a prompt with images and audio: its config has none.
+        # transformers 5.23's talker fails for a prompt with images and audio without it.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
@@ -64,7 +64,7 @@ class Reference:
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
         """Answer greedily, with the reference's options; thinker_eos_token_id: default NO_EOS.
 
-        The reply must have at least two tokens and one frame: the reference fails on less.
+        The reference fails if the reply has fewer than two tokens or no frame.
         """
         ids = prompt.token_ids[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
@@ -84,13 +84,13 @@ class Reference:
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes, int64 [frames, groups], in one full forward to float32 [samples]."""
+        """Decode codes, int64 [frames, groups], in one forward to float32 [samples]."""
         return self.model.code2wav(codes.t()[None])[0, 0].float()
 
 
 @contextmanager
 def _calls(module: Any) -> Iterator[list[dict[str, Any]]]:
-    """Record the arguments of a module's calls until the block ends."""
+    """Record the arguments of a module's calls in the block."""
     calls: list[dict[str, Any]] = []
 
     def record(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
 
 
 def _make_predictor_greedy(predictor: Any) -> None:
-    """4.57 samples the code predictor even if talker_do_sample is False."""
+    """Fix 4.57, which samples the code predictor even if talker_do_sample is False."""
     original = predictor.generate
 
     def generate(**kwargs: Any) -> Any:
@@ -135,8 +135,8 @@ def _make_predictor_greedy(predictor: Any) -> None:
 def _keep_audio_windows_apart(thinker: Any) -> None:
     """Encode each 8 s window on its own.
 
-    Without flash attention 4.57's encoder attends across windows and clips; the model was trained
-    with windows, which 5.x always uses. Results differ for windows of under 1 s beside longer ones.
+    Without flash attention 4.57's encoder attends across windows and clips; training used windows,
+    as 5.x does. Results differ for windows of under 1 s beside longer ones.
     """
     window = thinker.config.audio_config.n_window_infer
 

@@ -1,4 +1,4 @@
-"""The page of results of a verification, to be read or pasted into an issue."""
+"""The text page of a verification's results."""
 
 import platform
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ def _answer(number: int, spoken: Spoken) -> Iterator[str]:
 def _conclusion(verdict: Verdict) -> Iterator[str]:
     reference = verdict.reference
     if verdict.holds:
-        yield "HOLDS" if reference else "HOLDS, as far as it can be told without a reference"
+        yield "HOLDS" if reference else "HOLDS, as far as checked without a reference"
         return
     if wrong := [one for one in verdict.differences if not one.holds]:
         first = wrong[0]

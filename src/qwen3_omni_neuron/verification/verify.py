@@ -1,4 +1,4 @@
-"""Verifies a loaded model: against a reference, and by checks that need none."""
+"""Verification of a loaded model: against a reference, and by checks without one."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ from qwen3_omni_neuron.verification.reference import (
 
 
 def watch(engines: Engines, largest: dict[str, float]) -> None:
-    """Note the largest magnitude of what each call returns; NaN and infinity are larger."""
+    """Record the largest magnitude of each call's results; NaN and infinity are larger."""
 
     def noted(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         result = call(*given, **named)
@@ -77,7 +77,7 @@ class Spoken:
 class Verdict:
     """Result of a verification.
 
-    differences: from the reference. largest: magnitude of the engines' results, by stage and call.
+    differences: from the reference. largest: magnitude of engine results, by stage and call.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """True if rounding explains each stage, and no number is NaN or infinite."""
+        """True if rounding explains each stage, and all numbers are finite."""
         return not self.broken and all(one.holds for one in self.differences)
 
 
@@ -106,17 +106,17 @@ def verify(
 ) -> Verdict:
     """Load a model and verify it.
 
-    against: a file that write_reference wrote. load: arguments of Qwen3Omni.load. Raises the errors
-    of Qwen3Omni.load and of read_reference.
+    against: a file of write_reference. load: arguments of Qwen3Omni.load. Raises the errors of
+    Qwen3Omni.load and read_reference.
     """
     load = dict(load or {})
     if load.pop("placement", "shared") != "shared":
-        raise OptionError("verify calls engines one by one, in one process: placement is shared.")
+        raise OptionError("verify calls engines one by one: use --placement shared.")
     options = LoadOptions.parse(load)
     folder = resolve_model(model, options)
     config = read_config(folder)
     if config.talker is None or config.code2wav is None:
-        raise CheckpointError(f"{folder} can't speak: verify is for checkpoints that can.")
+        raise CheckpointError(f"{folder} can't speak, so it can't be verified.")
     tree = load.get("compiled_path")
     plan = plan_of(folder, config, tree and Path(tree), options)
     reference = None if against is None else read_reference(against, folder, plan.adapters)
@@ -138,7 +138,7 @@ def verify(
             questions = make_questions()
         progress("answering in speech")
         spoken: list[Spoken] = []
-        with suppress(EngineError):  # NaN or infinity, which `largest` has
+        with suppress(EngineError):  # NaN or infinity, recorded in `largest`
             spoken.extend(speak(omni, question) for question in questions)
     return Verdict(folder, plan, reference, differences, largest, spoken)
 
@@ -150,10 +150,10 @@ def compare(
     reference: SavedReference,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[Difference]:
-    """Compare all stages of a loaded model, which has no other work, with a reference."""
+    """Compare all stages of an idle model with a reference."""
     config, pairs, answers = read_config(plan.model), [], reference.answers
     is_quantised = read_settings(plan.model) is not None
-    # Whether the reference has computed with this plan's weights, too.
+    # Whether the reference was computed with this plan's weights, too.
     rounded = (
         plan.target == "cpu" and not is_quantised and bool(below(answers[0][1], f"{plan.dtype}/"))
     )
@@ -175,7 +175,7 @@ def compare(
 
 
 def speak(omni: Qwen3Omni, question: Question) -> Spoken:
-    """Answer a question in speech, with the seed 0, and hear the answer again."""
+    """Answer a question in speech, with seed 0, and transcribe the answer."""
     limits: dict[str, Any] = {"thinker_max_new_tokens": 64, "talker_max_new_tokens": 400}
     result = omni.generate_audio(question.messages, seed=0, **limits)
     if not len(result.audio):
@@ -189,10 +189,10 @@ def speak(omni: Qwen3Omni, question: Question) -> Spoken:
 
 @torch.inference_mode()
 def run_stages(engines: Engines, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    """Compute every stage of the question's prompt over a reference's inputs, in slot 0."""
+    """Compute every stage of the question's prompt from a reference's inputs, in slot 0."""
     assert engines.talker is not None and engines.vocoder is not None
     codes, chunk_frames = torch.from_numpy(given["codes"]), engines.vocoder.chunk_frames
-    # Several chunks, so that the vocoder's state is carried on.
+    # Several chunks, to test the vocoder's state.
     fitting = [frames for frames in chunk_frames if 2 * frames <= len(codes)]
     first, *later = codes.split(max(fitting, default=min(chunk_frames)))
     sound = engines.vocoder.start([0], [first])
@@ -205,7 +205,7 @@ def run_stages(engines: Engines, config: OmniConfig, prompt: Prompt, given: Arra
 
 
 def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    """Encode media, and run the thinker with the reference's rows of the encoders."""
+    """Encode media, and run the thinker with the reference's encoder rows."""
     c = config.thinker
     media = thinker.media.encode(prompt)
     if media is None:
