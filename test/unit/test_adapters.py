@@ -452,7 +452,7 @@ def test_verify_takes_references_with_its_adapters_alone(
         assert verify(base, path, load).holds
     for wrong in (given[:-2], [*given[:-1], f"{adapter}=0.5"]):
         assert cli.main([*wrong, "--against", str(path)]) == 1
-        assert "or other adapters" in capsys.readouterr().err
+        assert "with other adapters" in capsys.readouterr().err
 
 
 def test_the_command_line_names_a_wrong_adapter(base, tmp_path, capsys) -> None:

@@ -43,12 +43,12 @@ def test_what_a_codec_does_to_itself_ends_its_item_alone(shared) -> None:
         (says(), "ended with exit status 0"),
         (says(MEASURED), "ended with exit status 0"),
         (says(MEASURED, holds(0, 0, 0, 16000), status=7), "ended with exit status 7"),
-        (fault("cut"), "has cut its result short"),
+        (fault("cut"), "truncated its result"),
     ):
         for kind in ("audio", "image", "video") if b'"says"' not in wrong else ("audio",):
             if kind != "audio" and wrong == fault("cut"):
                 continue
-            advice = r"\. Send it in another format, or smaller\.$"
+            advice = r"\. Send another format, or a smaller file\.$"
             match = f"^here can't be decoded: its decoder {said}.*{advice}"
             with pytest.raises(ERRORS[kind], match=match):
                 shared.decode(job_of(kind, wrong))

@@ -189,7 +189,7 @@ def test_a_death_ends_its_replies_and_the_next_grammar_compiles(make_pool, what)
     wait_until(lambda: len(children(server)) == 2)  # this one, and a spare one that came later
     os.kill(min(children(server)) if what == "the process" else server, signal.SIGKILL)
     follow(grammar, 1 << 20)
-    said = "SIGKILL" if what == "the process" else "starts those of grammars has ended"
+    said = "SIGKILL" if what == "the process" else "forks those of grammars has ended"
     assert grammar.failure is not None and said in grammar.failure
     assert follow(begun(pool, {"regex": "ab"}), 9)
 
@@ -198,10 +198,10 @@ def test_a_death_ends_its_replies_and_the_next_grammar_compiles(make_pool, what)
     ("fault", "message"),
     [
         ("crash", "its process was ended by SIGSEGV"),
-        ("slow", "its masks took more than 250 ms of processor time beside"),
+        ("slow", "its masks took more than 250 ms of processor time in"),
         ("deaf", "its process closed its connection, but did not end"),
-        ("twice", "its process sent an answer to no question"),
-        ("stop", "its process made no mask for 1 s"),
+        ("twice", "its process sent an unexpected answer"),
+        ("stop", "its process computed no mask for 1 s"),
     ],
 )
 def test_a_fault_fails_its_own_reply_and_another_goes_on(

@@ -1,4 +1,4 @@
-"""Limited number of places for work, which owners get in turn."""
+"""Limited number of places for work, acquired by owners in turn."""
 
 import asyncio
 import itertools
@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 
 class FairPlaces:
-    """Places for work, given to owners in turn, and within one owner in the order of asking.
+    """Places for work, given to owners in turn, and within one owner in order of arrival.
 
-    places: number of places. One owner has at most all but one, so that other owners' work need
-    not wait for theirs; a single place may go to any owner. Used by one event loop.
+    places: number of places. One owner gets at most all but one, so that others need not wait; a
+    single place may go to any owner. Used by one event loop.
     """
 
     def __init__(self, places: int):
@@ -19,7 +19,7 @@ class FairPlaces:
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._held = Counter[str]()
         self._count = itertools.count(1)
-        self._served = Counter[str]()  # by owner: the number of its last place, 0 for none
+        self._served = Counter[str]()  # by owner: number of its last place, or 0
 
     @asynccontextmanager
     async def place(self, owner: str, most_s: float | None = None) -> AsyncIterator[None]:
@@ -31,7 +31,7 @@ class FairPlaces:
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiting.append((owner, waiter))
         self._give()
-        # asyncio.wait_for would lose a cancellation that comes together with the place.
+        # asyncio.wait_for would lose a cancellation that arrives with the place.
         timer = None if most_s is None else loop.call_later(most_s, _expire, waiter)
         try:
             await waiter
@@ -41,7 +41,7 @@ class FairPlaces:
                 timer.cancel()
             if waiter.cancelled() or waiter.exception() is not None:
                 self._waiting.remove((owner, waiter))
-            else:  # also where the task was cancelled right after it got the place
+            else:  # also if the task was cancelled after it got the place
                 self._free += 1
                 self._held[owner] -= 1
                 self._give()
@@ -49,7 +49,6 @@ class FairPlaces:
                 del self._held[owner], self._served[owner]
 
     def _give(self) -> None:
-        """Give the free places to the owners whose turn it is."""
         while self._free:
             able = [
                 (owner, waiter)
@@ -58,7 +57,7 @@ class FairPlaces:
             ]
             if not able:
                 return
-            owner, waiter = min(able, key=lambda one: self._served[one[0]])  # the first to ask
+            owner, waiter = min(able, key=lambda one: self._served[one[0]])  # first come
             self._waiting.remove((owner, waiter))
             self._held[owner] += 1
             self._served[owner] = next(self._count)

@@ -1,8 +1,8 @@
-"""Small process with one thread that has loaded what its children need, and forks them.
+"""Small single-threaded process that has loaded its children's modules, and forks them.
 
-It forks a child for each order, kills one whose report the pool waits for no longer, and reports
-how each ended. It alone reaps them, so that a process id still means the same child when it kills
-it. When the pool closes its end of the connection, it ends its children and then itself.
+It forks a child for each order, kills one whose report the pool no longer awaits, and reports how
+each ended. Only it reaps them, so that a process id still means the same child when it kills it.
+When the pool disconnects, it ends its children and then itself.
 """
 
 import contextlib
@@ -25,20 +25,19 @@ from qwen3_omni_neuron.errors import InputError
 from qwen3_omni_neuron.helpers import wire
 
 Run = Callable[[wire.Line, int], object]
-"""Function of a child: gets its connection, and the file for its result."""
+"""A child's function of its connection, and its result's file descriptor."""
 ORDER = struct.Struct("<QQ")
-"""Order of a fork: bytes and CPU seconds of the child, which gets the first two files with it.
+"""Order of a fork: bytes and CPU seconds of the child.
 
-They are its end of its connection, and its result. The third is for the report.
+Three files come with it: the child's end of its connection, its result, and the report.
 """
 REPORT = struct.Struct("<i")
-"""Report: a child's return code in subprocess's form, or NO_FORK."""
+"""Report: a child's return code as subprocess has it, or NO_FORK."""
 READY = b"R"
 NO_FORK = 1 << 16
 OUT_OF_MEMORY = 12  # exit status of a child
 MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
 _FILES = 3
-_MOST_FILES = 64  # limit of a child's open files
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
@@ -48,15 +47,15 @@ def serve(
     """Serve until the pool disconnects.
 
     control: descriptor of the connection. setup: descriptor of a file for `prepare`. parent: the
-    pool's process id. niceness: the children's. prepare: loads what the children need, and returns
-    what each of them does.
+    pool's process id. niceness: the children's. prepare: loads the children's modules, and returns
+    their function.
     """
     take_signals()
-    # A service manager sends SIGTERM to every process, and the server still finishes its requests.
+    # A service manager sends SIGTERM to every process while the server still finishes requests.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run = prepare(setup)
     os.close(setup)
-    gc.freeze()  # without it a collection in a child would copy every page with objects
+    gc.freeze()  # a collection in a child would copy every page with objects
     _ForkServer(socket.socket(fileno=control), parent, run, niceness).serve()
 
 
@@ -80,7 +79,7 @@ class _ForkServer:
     def serve(self) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.send(READY)
-            while os.getppid() == self._parent:  # a forked process may hold the pool's end, too
+            while os.getppid() == self._parent:  # forked processes may hold the pool's end, too
                 ready = {descriptor for descriptor, _ in self._poll.poll(1000)}
                 if self._wake.fileno() in ready:
                     self._wake.recv(4096)
@@ -94,7 +93,7 @@ class _ForkServer:
         self._end()
 
     def _fork(self) -> bool:
-        """Execute the next order. Returns False where the connection has ended."""
+        """Execute the next order. Returns False at the connection's end."""
         order, files, _, _ = socket.recv_fds(self._control, ORDER.size, _FILES)
         if not order:
             return False
@@ -106,7 +105,7 @@ class _ForkServer:
                 report.close()
                 self._be_child(*limits, *own)
             self._reports[pid] = report
-            self._poll.register(report, 0)  # that the pool has closed its end is always reported
+            self._poll.register(report, 0)  # the pool's disconnection is always reported
         except OSError:
             _send(report, NO_FORK)
         finally:
@@ -117,14 +116,14 @@ class _ForkServer:
     def _be_child(self, memory_bytes: int, cpu_s: int, connection: int, result: int) -> NoReturn:
         status = 1
         try:
-            os.setsid()  # it is killed with all that it may have started
+            os.setsid()  # killed with everything it started
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             if self._libc is not None:
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            if os.getppid() != self._pid:  # the fork server ended before the prctl call
+            if os.getppid() != self._pid:  # the fork server ended before prctl
                 os._exit(1)
             for own in (self._control, self._wake, self._woken, *self._reports.values()):
                 own.close()
@@ -155,7 +154,7 @@ class _ForkServer:
             _send(report, os.waitstatus_to_exitcode(status))
 
     def _end(self) -> None:
-        """End and reap the children: in a container there may be no other process to reap them."""
+        """End and reap the children: in a container nobody else may reap them."""
         for pid in self._reports:
             _kill(pid)
         for pid in self._reports:
@@ -168,22 +167,22 @@ def _send(report: socket.socket, code: int) -> None:
 
 
 def _ended() -> int:
-    """Return the id of a child that has ended and is not reaped yet, 0 for none."""
+    """Return the id of a child that has ended and is not reaped, or 0."""
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return 0 if found is None else found.si_pid
 
 
 def _kill(pid: int) -> None:
-    """Kill a child that is not reaped yet, and the processes of its group."""
+    """Kill a child that is not reaped yet, and its process group."""
     os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # no group of its own yet
         os.killpg(pid, signal.SIGKILL)
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Limit this process from now on, where the system has such limits.
+    """Limit this process from now on, where the system supports it.
 
-    It starts no process and no thread any more, unless root's: RLIMIT_NPROC has no effect on root.
+    It can start no process and no thread, unless root's: RLIMIT_NPROC has no effect on root.
     """
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + MORE_CPU_S),
@@ -197,8 +196,8 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
         most = pages * resource.getpagesize() + memory_bytes
         limits[resource.RLIMIT_AS] = (most, most)
     for kind, both in limits.items():
-        with contextlib.suppress(OSError, ValueError):  # there may already be a lower limit
+        with contextlib.suppress(OSError, ValueError):  # a lower limit may exist
             resource.setrlimit(kind, both)
     with contextlib.suppress(OSError):
-        # When the machine runs out of memory, the kernel kills this process before the server.
+        # When memory runs out, the kernel kills this process before the server.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -19,14 +19,14 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fork_server import Run, serve
 
-NICENESS = 19  # masks are made in the pauses of the engines' threads
+NICENESS = 19  # masks are computed in pauses of the engines' threads
 SETUP = struct.Struct("<II")
-"""Begin of the fork server's file: number of logits, token that ends a turn; the JSON follows."""
+"""Head of the fork server's file: number of logits, token that ends a turn; then JSON."""
 ORDER = struct.Struct("<BI")
-"""BEGIN or STEP, and the number of int32 tokens after it. Each is answered once, in order."""
+"""BEGIN or STEP, and the number of int32 tokens that follow. Answered once each, in order."""
 BEGIN, STEP = 1, 2
-# llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond, and a state
-# takes 1 to 2 kB. With these the costliest grammar of a usual kind takes 10 ms for a mask.
+# llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond; a state takes
+# 1 to 2 kB. With these the costliest usual grammar takes 10 ms for a mask.
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 200,
     "initial_lexer_fuel": 500_000,
@@ -34,7 +34,7 @@ LIMITS: dict[str, Any] = {
     "step_max_items": 5_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 50_000,
-    "verbose_errors": False,  # they would quote the whole grammar
+    "verbose_errors": False,  # they quote the whole grammar
 }
 
 
@@ -44,7 +44,7 @@ def main(control: int, setup: int, parent: int) -> None:
 
 
 def prepare(setup: int) -> Run:
-    """Make the vocabulary's table, which takes seconds; return what a child does."""
+    """Build the vocabulary's table, which takes seconds; return a child's function."""
     import llguidance
 
     data = os.pread(setup, os.fstat(setup).st_size, 0)
@@ -56,10 +56,10 @@ def prepare(setup: int) -> Run:
 
 
 def _without_names(text: str) -> str:
-    """Return a tokenizer that encodes text as its bytes: never normalised, no name a special token.
+    """Return a tokenizer that encodes text as its bytes: not normalised, no special tokens by name.
 
-    The added tokens become tokens of the vocabulary that no merge makes. llguidance reads the byte
-    255, which UTF-8 does not have, in front of a special token's name.
+    The added tokens become tokens of the vocabulary that no merge produces. llguidance puts the
+    byte 255, which UTF-8 does not have, before a special token's name.
     """
     tokenizer = json.loads(text)
     vocabulary, symbols = tokenizer["model"]["vocab"], ByteLevel(False, use_regex=False)
@@ -80,9 +80,9 @@ def words_of(vocab_size: int) -> int:
 def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: int) -> None:
     """Compile a grammar and follow its reply until the pool disconnects.
 
-    tokenizer: one of llguidance. The job is the rules, as JSON. result: file of two rows of bits,
-    the mask and the tokens that end the reply.
-    Raises OptionError where the grammar can't be used or go on.
+    tokenizer: llguidance's. The job is the rules, as JSON. result: file of two rows of bits, the
+    mask and the tokens that end the reply.
+    Raises OptionError if the grammar can't be used or continued.
     """
     memory = mmap.mmap(result, 8 * words_of(vocab_size))
     matcher = Matcher(tokenizer, end_id, np.frombuffer(memory, np.uint32).reshape(2, -1))
@@ -93,7 +93,7 @@ def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: i
         before = _resident_bytes()
         matcher.compile(given["rules"], given["else"])
         line.send(wire.COMPILED, max(0, _resident_bytes() - before))
-        # From now on its own reply alone waits for it, and has time for all of its masks.
+        # From now on only its own reply waits for it, and has time for all its masks.
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
         while True:
@@ -108,7 +108,7 @@ def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: i
         return
     except (OptionError, MemoryError):
         raise
-    except BaseException as error:  # a panic of Rust is not an Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         raise OptionError(repr(error)) from error
 
 
@@ -126,11 +126,11 @@ class Matcher:
         self._matcher: Any = None
 
     def compile(self, rules: list[dict[str, Any]], lenient: list[Any]) -> None:
-        """Compile rules, and try their first mask. See GrammarPool.compile. Raises OptionError."""
+        """Compile rules, and try the first mask. See GrammarPool.compile. Raises OptionError."""
         rules = [_converted(rule) for rule in rules]
         matcher = self._of(rules)
         if matcher.is_error():
-            # Rules that may hold to less do so if they can't be used alone.
+            # Rules with a lenient alternative use it if they can't be compiled.
             for number, less in lenient:
                 if self._of([rules[number]]).is_error():
                     rules[number] = {"name": rules[number]["name"], **less}
@@ -140,7 +140,7 @@ class Matcher:
         self._compiled = matcher
 
     def begin(self) -> None:
-        """Begin the reply, anew if need be."""
+        """Begin the reply, again if necessary."""
         self._matcher = self._compiled.deep_copy()
         own = bool((self._ends != self._end).any())
         self._keep = ~(self._ends | self._end) if own else None
@@ -148,7 +148,7 @@ class Matcher:
     def step(self, tokens: Sequence[int]) -> bool:
         """Add tokens to the reply, and write the mask of the next one. Raises OptionError.
 
-        Returns False, and no mask, where the grammar has ended.
+        Returns False, and no mask, if the grammar has ended.
         """
         matcher = self._matcher
         if tokens and not matcher.consume_tokens(tokens):
@@ -157,7 +157,7 @@ class Matcher:
             return False
         matcher.unsafe_compute_mask_ptr(self._address, self._size)
         _check(matcher)
-        # llguidance's mask has the vocabulary's one end where the grammar may end. This reply may
+        # llguidance's mask has the vocabulary's only end where the grammar may end. This reply may
         # have others, and only those.
         if self._keep is not None:
             np.bitwise_and(self._mask, self._keep, out=self._mask)
@@ -181,7 +181,7 @@ def _check(matcher: Any) -> None:
 
 
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule in llguidance's format, which has no regex."""
+    """Convert a rule to llguidance's format, which has no regex."""
     if "regex" not in rule:
         return rule
     import llguidance

@@ -1,4 +1,4 @@
-"""Grammars of replies, each compiled and followed in a process of its own."""
+"""Grammars of replies, each compiled and followed in its own process."""
 
 import asyncio
 import json
@@ -23,30 +23,30 @@ from qwen3_omni_neuron.helpers.grammar_work import BEGIN, ORDER, SETUP, STEP, wo
 from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limits, Pool
 
 FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
-MEMORY_BYTES = 256 << 20  # address space of a process, beyond that at its start
+MEMORY_BYTES = 256 << 20  # address space of a process, beyond its initial one
 COMPILERS = 4  # grammars that compile at a time
-COMPILE_CPU_S, COMPILE_S = 4, 30.0  # time for compiling, and for the wait for a place
-LATE_CPU_S = 0.25  # CPU time of the masks for which steps did not wait, in one reply
+COMPILE_CPU_S, COMPILE_S = 4, 30.0  # CPU time, and time with the wait for a place
+LATE_CPU_S = 0.25  # CPU time of the masks that steps did not wait for, in one reply
 STUCK_S = 10.0  # time for a mask
 CLOSE_S = 2.0
 MOST_TEXT = 400  # characters of a reason
 Made = TypeVar("Made")
 Mask = NDArray[np.uint32]
 Admit = Callable[[int], object]
-"""Function that gets the bytes that a grammar takes, and raises if they don't fit."""
+"""Callback that gets the bytes of a grammar, and raises if they don't fit."""
 
 
 def admit_all(_: int) -> None:
-    """Admit every grammar: the default."""
+    """Admit every grammar."""
 
 
 class CompiledGrammar:
     """Compiled grammar of one reply, and the reply's place in it. Any thread may close it.
 
-    mask: bits of the tokens that may come next, uint32 [words], in memory that its process writes.
-    ends: bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with
-    the last token. failure: why it can't go on. Valid unless `pending`. late: whether a step was
-    taken without its mask.
+    mask: bits of the allowed next tokens, uint32 [words], in memory that its process writes. ends:
+    bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with the
+    last token. failure: why it can't continue. Valid unless `pending`. late: a step did not wait
+    for its mask.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):
@@ -66,18 +66,18 @@ class CompiledGrammar:
         return self._asked > 0 and self.failure is None
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Begin the grammar, anew if need be, with the tokens that follow its beginning."""
+        """Begin the grammar, again if necessary, with its first tokens."""
         self.stopped = False
         self._ask(BEGIN, token_ids)
         with self._lock:
             self._flush()
 
     def push(self, token_id: int) -> None:
-        """Add a token. It is sent by the next `wait`."""
+        """Add a token, to be sent by the next `wait`."""
         self._ask(STEP, (token_id,))
 
     def exchange(self) -> bool:
-        """Send and receive what can be without waiting. Returns whether a mask may still come."""
+        """Send and receive without waiting. Returns whether a mask may still come."""
         with self._lock:
             if not self.pending:
                 return False
@@ -88,11 +88,11 @@ class CompiledGrammar:
                 self.failure = _how(self._child, self._child.error)
             open_one = self.pending and self._connected
             if open_one and time.monotonic() - self._sent_s > STUCK_S:
-                self._kill(f"made no mask for {STUCK_S:g} s")
+                self._kill(f"computed no mask for {STUCK_S:g} s")
             return open_one
 
     def fileno(self) -> int:
-        """The descriptor of its connection."""
+        """The connection's descriptor."""
         return self._child.socket.fileno()
 
     def close(self) -> None:
@@ -108,8 +108,7 @@ class CompiledGrammar:
         self._out += ORDER.pack(operation, count) + struct.pack(f"<{count}i", *token_ids)
 
     def _flush(self) -> None:
-        """Send what the connection takes now."""
-        with suppress(OSError):  # it takes no more, or has ended
+        with suppress(OSError):  # it is full, or has ended
             while self._out:
                 self._sent_s = time.monotonic()
                 del self._out[: self._child.socket.send(self._out)]
@@ -131,7 +130,7 @@ class CompiledGrammar:
 
     def _take(self, answer: wire.Answer) -> None:
         if not self._asked or answer.kind not in (wire.MASK, wire.ENDED, wire.ERROR):
-            raise wire.BrokenAnswerError("an answer to no question")
+            raise wire.BrokenAnswerError("an unexpected answer")
         self._asked -= 1
         self.stopped = answer.kind == wire.ENDED
         if answer.kind == wire.ERROR:
@@ -140,18 +139,18 @@ class CompiledGrammar:
             self._late_s, self.late = self._late_s + answer.numbers[0], False
         if self._late_s > LATE_CPU_S:
             self.failure = (
-                f"its masks took more than {1000 * LATE_CPU_S:g} ms of processor time beside the "
-                "model's steps"
+                f"its masks took more than {1000 * LATE_CPU_S:g} ms of processor time in addition "
+                "to the model's steps"
             )
 
     def _kill(self, why: str, after_s: float = 0.0) -> None:
-        """Disconnect, and let the process end: `exchange` then finds out how it did."""
+        """Disconnect, and let the process end: `exchange` then finds out how."""
         self._connected = False
         _soon(self._loop, self._child.kill, why, after_s)
 
 
 def wait(grammars: Sequence[CompiledGrammar], most_s: float) -> None:
-    """Take the masks of grammars, for which to wait at most so many seconds, or else be late."""
+    """Receive the masks of grammars; after `most_s` seconds the missing ones are late."""
     until_s = time.monotonic() + most_s
     while open_ones := [grammar for grammar in grammars if grammar.exchange()]:
         left_s = until_s - time.monotonic()
@@ -166,10 +165,10 @@ def wait(grammars: Sequence[CompiledGrammar], most_s: float) -> None:
 
 
 class GrammarPool:
-    """Processes of grammars for one vocabulary, in an event loop of its own. For any thread.
+    """Processes of grammars for one vocabulary, in their own event loop. Thread-safe.
 
-    tokenizer_json: returns the tokenizer in the format of the library `tokenizers`. vocab_size:
-    number of logits. end_id: token that ends a turn. server: module of the fork server.
+    tokenizer_json: returns the tokenizer in `tokenizers` format. vocab_size: number of logits.
+    end_id: token that ends a turn. server: module of the fork server.
     """
 
     def __init__(
@@ -200,10 +199,10 @@ class GrammarPool:
         """Compile a grammar and try its first mask. Cancelling the future ends the work.
 
         rules: "rules", grammars in llguidance's format or {"name", "regex"}, and "else", pairs of a
-        rule's number and what it holds to if it can't be used. make: returns the future's result.
-        owner: owners take turns. admit: called in another thread.
-        The future raises OptionError for a grammar that can't be used or takes too much, BusyError
-        if no process is available, ClosedError, and what `admit` raises.
+        rule's number and its lenient alternative. make: returns the future's result. owner: owners
+        take turns. admit: called in another thread.
+        The future raises OptionError for a grammar that can't be used or exceeds a limit, BusyError
+        if no process is available, ClosedError, and errors of `admit`.
         """
         task = self._compile(json.dumps(rules).encode(), make, owner, admit)
         try:
@@ -213,13 +212,13 @@ class GrammarPool:
             raise
 
     def close(self) -> None:
-        """End the processes; compiling raises ClosedError from now on."""
+        """End the processes; compiling then raises ClosedError."""
         with self.lock:
             self._closed = True
             loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._end(), loop)
-            if thread is not threading.current_thread():  # whose garbage collection may call this
+            if thread is not threading.current_thread():  # its garbage collection may call this
                 thread.join(CLOSE_S)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
@@ -233,13 +232,13 @@ class GrammarPool:
                 )
                 try:
                     thread.start()
-                except RuntimeError:  # the system gives no more threads
+                except RuntimeError:  # no more threads
                     loop.close()
                     raise
                 self._loop, self._thread = loop, thread
             return self._loop
 
-    # The methods below run in the loop's thread.
+    # The following run in the loop's thread.
 
     async def _compile(
         self, rules: bytes, make: Callable[[CompiledGrammar], Made], owner: str, admit: Admit
@@ -279,16 +278,15 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function in a loop's thread."""
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(call, *arguments)
 
 
 def _how(child: Child, error: Exception) -> str:
-    """Return how the process of a grammar failed, as a sentence."""
+    """Return how a grammar's process failed, as a sentence."""
     if not isinstance(error, ChildError):
-        return "the process that starts those of grammars has ended"
-    # llguidance aborts where it gets no memory.
+        return "the process that forks those of grammars has ended"
+    # llguidance aborts if it gets no memory.
     if child.exited.done() and child.exited.result() == -signal.SIGABRT:
         return f"its process needed more than {MEMORY_BYTES >> 20} MiB of memory"
     return f"its process {error}"

@@ -21,11 +21,10 @@ MIB = 1 << 20
 class Job:
     """One media file to decode.
 
-    content: the file, or the files of a video's pictures. where: names the item in errors, e.g.
+    content: the file, or the files of a video's frames. where: names the item in errors, e.g.
     "messages[0].content[1]". media: the checkpoint's settings (Qwen3Omni.media_settings).
-    most_tokens: maximum number of tokens of sound; None: no maximum. use_audio_in_video: whether a
-    video's audio is wanted. options: other fields of the item in the message, for files, such as
-    fps and max_pixels; JSON values.
+    most_tokens: limit of audio tokens; None: no limit. use_audio_in_video: decode a video's audio,
+    too. options: the item's other fields in the message, such as fps and max_pixels; JSON values.
     """
 
     kind: Kind
@@ -38,16 +37,16 @@ class Job:
 
     @property
     def item(self) -> dict[str, Any]:
-        """The file or pictures as an item of a message."""
+        """The file or frames as an item of a message."""
         return {**self.options, self.kind: self.content}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Sizes of an item, from its header, before anything is decoded.
+    """Sizes of an item, from its header, before decoding.
 
-    seconds: duration of audio or video. pixels: pixels of an image, or of one video frame. size:
-    bytes of the result.
+    seconds: duration of audio or video. pixels: of an image, or of one video frame. size: bytes of
+    the result.
     """
 
     seconds: float
@@ -56,12 +55,12 @@ class Measured:
 
 
 Admit = Callable[[Measured], object]
-"""Function that gets the sizes of an item, and raises if it does not fit."""
+"""Callback that gets an item's sizes, and raises if it does not fit."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Item of a message for the API. It gives the same prompt as the file itself.
+    """Item of a message with the same prompt as the file itself.
 
     warnings: see prompt.media.fields.Warn.
     """

@@ -32,9 +32,9 @@ _MOST_CHANNELS = 8
 
 
 class DecodingPool(Pool):
-    """Pool of processes that decode media, one for each item, a few at a time.
+    """Pool of processes that decode media, one per item, a few at a time.
 
-    decoders: processes at a time. memory_bytes, deadline_s: see Limits; CPU time has the same
+    decoders: concurrent processes. memory_bytes, deadline_s: see Limits; CPU time has the same
     limit. server: module of the fork server.
     """
 
@@ -49,10 +49,10 @@ class DecodingPool(Pool):
         super().__init__(server, "decoder", limits, decoders)
 
     async def decode(self, owner: str, job: Job, admit: Admit = lambda _: None) -> Decoded:
-        """Decode a media file in a process of its own, which ends when the task is cancelled.
+        """Decode a media file in its own process, which ends when the task is cancelled.
 
         owner: owners take turns. admit: called with the item's sizes before decoding, and again if
-        it is larger than its header says; an error that it raises ends the job.
+        it is larger than its header states; its error ends the job.
         Raises the API's errors for the same file, also if decoding exceeds a limit or crashes;
         BusyError if no process is available, ClosedError after `close`.
         """
@@ -67,7 +67,7 @@ class DecodingPool(Pool):
             shape = frames, height, width, 3
             made = _measured(job, shape, samples, fps, measured.pixels)
             if made.size > self.limits.memory_bytes:
-                raise ChildError("sent a result that is larger than its memory")
+                raise ChildError("sent a result larger than its memory")
             if made.size > measured.size:
                 admit(made)
             os.ftruncate(child.result.fileno(), made.size)
@@ -79,7 +79,7 @@ class DecodingPool(Pool):
 
     @contextlib.asynccontextmanager
     async def _decoder(self, owner: str, job: Job) -> AsyncIterator[Child]:
-        """Fork a child for a job once a place is free. Converts ChildError."""
+        """Fork a child for a job when a place is free. Converts ChildError."""
         more = job.content if isinstance(job.content, bytes) else b""
         head = pickle.dumps(replace(job, content=b"") if more else job)
         try:
@@ -89,15 +89,15 @@ class DecodingPool(Pool):
         except ChildError as error:
             logger.warning("a decoder %s. %s", error, self.output())
             raise ERRORS[job.kind](
-                f"{job.where} can't be decoded: its decoder {error}. Send it in another format, or "
-                "smaller."
+                f"{job.where} can't be decoded: its decoder {error}. Send another format, or a "
+                "smaller file."
             ) from error
 
 
 def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels: int) -> Measured:
-    """Return the actual sizes of a result, if it can be that of a job. Raises ChildError.
+    """Return a result's actual sizes. Raises ChildError if it can't be the job's.
 
-    shape: of its pixels. pixels: of the picture in the file.
+    shape: of its pixels. pixels: of the image in the file.
     """
     frames, size = shape[0], math.prod(shape)
     wrong = {
@@ -106,7 +106,7 @@ def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels
         "video": not size or not fps,
     }
     if wrong[job.kind]:
-        raise ChildError(f"sent a result that is no {job.kind}")
+        raise ChildError(f"sent a result that is not {job.kind}")
     heard_s = samples / job.media.audio_rate
     seen_s = frames / fps if job.kind == "video" else 0.0
     return Measured(max(heard_s, seen_s), pixels, size + 4 * samples)
@@ -115,13 +115,13 @@ def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels
 async def _item(
     job: Job, shape: tuple[int, ...], samples: int, fps: float, fitted: bool, file: BinaryIO
 ) -> dict[str, Any]:
-    """Read a result, and return it as a message's item."""
+    """Read a result as a message's item."""
     pixels = (await _read(file, math.prod(shape))).reshape(shape)
     heard = (await _read(file, 4 * samples)).view(np.float32)
     sound = {"audio": heard, "sampling_rate": job.media.audio_rate} if samples else {}
     if job.kind == "audio":
         return {"type": "audio", **sound}
-    if fitted:  # these limits keep the API from resizing it again
+    if fitted:  # these limits stop the API from resizing it again
         limits = dict.fromkeys(("min_pixels", "max_pixels"), shape[1] * shape[2])
     else:
         limits = {n: job.options[n] for n in SIZE_FIELDS if n in job.options}
@@ -131,30 +131,29 @@ async def _item(
 
 
 async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
-    """Read `size` bytes from a file, and let other tasks run meanwhile. Raises ChildError.
+    """Read `size` bytes from a file, while other tasks run. Raises ChildError.
 
     They are copied: a mapping would keep the file open as long as the array lives, and a child
     that truncates it would kill this process.
     """
     if not size:
         return np.empty(0, np.uint8)
-    # Private pages, which return to the system as soon as the array is freed.
+    # Private pages, which are freed with the array.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     view, at = memoryview(memory), 0
     while at < size:
         count = file.readinto(view[at : at + PIECE_BYTES])  # type: ignore[attr-defined]
         if not count:
-            raise ChildError("has cut its result short")
+            raise ChildError("truncated its result")
         at += count
         await asyncio.sleep(0)
     return np.frombuffer(memory, np.uint8)
 
 
 def decode_inline(job: Job, admit: Admit = lambda _: None) -> Decoded | None:
-    """Decode a small WAV of 16-bit PCM; return None for anything else, which the pool decodes.
+    """Decode a small WAV of 16-bit PCM in milliseconds; None for all else: see the pool.
 
-    admit: see DecodingPool.decode. Takes a few milliseconds.
-    Raises AudioError or PromptTooLongError as the pool does.
+    admit: see DecodingPool.decode. Raises AudioError or PromptTooLongError.
     """
     content = job.content
     found = _samples(content) if job.kind == "audio" and isinstance(content, bytes) else None
@@ -169,7 +168,7 @@ def decode_inline(job: Job, admit: Admit = lambda _: None) -> Decoded | None:
 
 
 def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:
-    """Return the samples, [samples, channels], and their rate; None if they aren't plain PCM."""
+    """Return samples [samples, channels] and rate; None if they aren't plain PCM."""
     whole = int.from_bytes(content[4:8], "little") + 8 == len(content) <= MOST_INLINE_BYTES
     if not whole or content[12:16] != b"fmt " or content[20:22] != b"\1\0":  # WAVE_FORMAT_PCM
         return None

@@ -26,7 +26,7 @@ from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
 
 NICENESS = 5
 Ask = Callable[[Measured], object]
-"""Function that reports the sizes of the item, and returns when it may be decoded."""
+"""Callback that reports the item's sizes, and returns when it may be decoded."""
 
 
 def main(control: int, setup: int, parent: int) -> None:
@@ -35,7 +35,7 @@ def main(control: int, setup: int, parent: int) -> None:
 
 
 def prepare(setup: int) -> Run:
-    """Import the codecs, so that no child has to; return what a child does."""
+    """Import the codecs, so that no child has to; return a child's function."""
     Image.init()
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
@@ -49,7 +49,7 @@ class Made:
     """Decoded data of an item.
 
     pixels: uint8 [frames, height, width, 3]. samples: float32. fps: frame rate of a video. fitted:
-    the frames have the size that the checkpoint's processor gives them. warnings: see
+    the frames have the size from the checkpoint's processor. warnings: see
     prompt.media.fields.Warn.
     """
 
@@ -99,13 +99,13 @@ def decode(job: Job, ask: Ask) -> Made:
 
 
 def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Waveform:
-    """Read a job's audio, given as a message's item, at the checkpoint's sample rate."""
+    """Read a job's audio, as a message's item, at the checkpoint's sample rate."""
     rate = job.media.audio_rate
     asked = False
 
     def check(seconds: float) -> None:
         nonlocal asked
-        if not asked:  # where a file turns out longer, its result is admitted once more
+        if not asked:  # a file that is longer than stated is admitted again
             asked = True
             ask(Measured(seconds, 0, 4 * round(seconds * rate)))
 
@@ -164,14 +164,14 @@ def _video(job: Job, ask: Ask) -> Made:
 
 
 def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
-    """Decode a video that is given as pictures."""
+    """Decode a video from separate images."""
     fps, frames = job.item["fps"], len(files)
     height = width = 0
     shown, fitted, pixels = (0, 0), True, np.empty(0, np.uint8)
 
     def check(*size: int) -> None:
         nonlocal height, width, shown, fitted, pixels
-        if not height:  # of the first one, before it is decoded
+        if not height:  # the first one, before it is decoded
             height, width = size
             shown, fitted = _kept_size(job, height, width, frames)
             ask(Measured(frames / fps, height * width, 3 * frames * math.prod(shown)))
@@ -191,20 +191,19 @@ def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
 def _kept_size(
     job: Job, height: int, width: int, frames: int | None = None
 ) -> tuple[tuple[int, int], bool]:
-    """Return the height and width to keep of a picture, and whether they are fitted.
+    """Return the height and width to keep of an image, and whether they are fitted.
 
-    They are fitted unless the API would refuse the fitted size as too long and narrow: rounding
-    sides to whole tokens can make an allowed picture so. Raises the API's errors.
+    They are fitted unless the API would reject that as too narrow: rounding sides to whole tokens
+    can make an allowed image so. Raises the API's errors.
     """
     asked = SizeLimits.of(job.options)
     size = VisualSize(job.where, height, width, frames, asked, job.most_tokens)
     made = job.media.sizes.pixels(job.media.sizes.grid(size))
-    fits = max(made) <= MAX_ASPECT * min(made)  # else the API refuses it
+    fits = max(made) <= MAX_ASPECT * min(made)  # else the API rejects it
     return (made if fits else (height, width)), fits
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether a lack of memory caused an error."""
     while error is not None:
         no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if no_memory or isinstance(error, MemoryError):

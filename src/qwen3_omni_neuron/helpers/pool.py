@@ -1,7 +1,7 @@
 """Pool of children for one kind of work, forked from a process that it starts.
 
-multiprocessing, pebble and loky unpickle what a worker sends, so that a hijacked one could take the
-server over. They also return one result a call, and a grammar makes a mask for each token.
+multiprocessing, pebble and loky unpickle what a worker sends, so a hijacked one could take the
+server over. They also return one result per call, but a grammar computes a mask for each token.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from qwen3_omni_neuron.helpers.fair_places import FairPlaces
 from qwen3_omni_neuron.helpers.fork_server import NO_FORK, ORDER, OUT_OF_MEMORY, REPORT
 
 logger = logging.getLogger(__name__)
-END_S = 1.0  # time for a process to end by itself
+END_S = 1.0  # grace period of a process
 DEAF = "closed its connection, but did not end"
-# Environment variables that children get; others, such as API keys, they need not know.
+# Environment variables for children; others, such as API keys, are withheld.
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PREFIXES = ("LD_", "PYTHON", "ASAN_", "UBSAN_")
 
 
 class Limits(NamedTuple):
-    """Limits of a child: address space beyond that at its start, CPU time, and time."""
+    """Limits of a child: additional address space, CPU time, and time."""
 
     memory_bytes: int
     cpu_s: int
@@ -44,13 +44,13 @@ class Limits(NamedTuple):
 
 
 class ChildError(Exception):
-    """A child gave no answer. Its text is a phrase, such as "was ended by SIGSEGV"."""
+    """A child gave no answer. The text is a phrase, such as "was ended by SIGSEGV"."""
 
 
 def environment() -> dict[str, str]:
     """Return the environment variables of fork servers."""
     passed = {n: v for n, v in os.environ.items() if n in _VARIABLES or n.startswith(_PREFIXES)}
-    # One thread when it forks, and one malloc arena: each takes 64 MiB of a child's address space.
+    # Forks need one thread; each malloc arena takes 64 MiB of a child's address space.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**passed, **threads, "MALLOC_ARENA_MAX": "1"}
 
@@ -59,8 +59,8 @@ class Pool:
     """Children for one kind of work. Used by one event loop.
 
     module: the fork server's, whose `main` calls helpers.fork_server.serve. what: names a child in
-    errors. setup: returns the bytes that the fork server prepares its children with. spare: keep a
-    child forked for the next job: a fork of 200 MB and its first page faults take 20 ms.
+    errors. setup: returns the bytes from which the fork server prepares its children. spare: keep
+    a child forked for the next job: a fork of 200 MB and its first page faults take 20 ms.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Pool:
         self._module, self._what, self._setup = module, what, setup
         self._server: _ForkServer | None = None
         self._keeps_spare, self._spare, self._closed = spare, list[Child](), False
-        self.children: set[Child] = set()  # that have not ended
+        self.children: set[Child] = set()  # alive
 
     @property
     def pid(self) -> int | None:
-        """The id of the fork server's process; None where there is none."""
+        """The fork server's process id, or None."""
         return None if self._server is None else self._server.pid
 
     def start(self) -> "_ForkServer":
@@ -102,7 +102,7 @@ class Pool:
     ) -> AsyncIterator["Child"]:
         """Fork a child, which an exception in the block ends. Raises BusyError and ClosedError.
 
-        job, more: the parts of its job. result_bytes: size of its result's file, if known.
+        job, more: its job's parts. result_bytes: size of its result's file, if known.
         """
         try:
             server = self.start()
@@ -136,11 +136,11 @@ class Pool:
             child.ended(None)
 
     def output(self) -> str:
-        """Return the last output of the fork server and all children, for the log."""
+        """Return the last output of fork server and children, for the log."""
         return "" if self._server is None else self._server.output()
 
     def refusal(self, why: str = "the process that starts it has ended") -> Exception:
-        """Return the error if no child can be had."""
+        """Return the error if no child is available."""
         if self._closed:
             return ClosedError(f"the processes of {self._what}s were closed.")
         return BusyError(f"could not start a process for a {self._what}: {why}. Try again later.")
@@ -149,7 +149,7 @@ class Pool:
 class Child:
     """The pool's side of a child.
 
-    received: bytes of an answer. exited: return code in subprocess's form; NO_FORK if the fork
+    received: bytes of an answer. exited: return code as subprocess has it; NO_FORK if the fork
     failed, None if the child was killed here or the fork server ended first.
     """
 
@@ -162,13 +162,13 @@ class Child:
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
         self.result = nameless_file()
         self.socket, theirs = socket.socketpair()
-        # The fork server kills a child whose report has no reader any more.
+        # The fork server kills a child whose report has no reader.
         self._report, report = socket.socketpair()
         with theirs, report:
             self.socket.setblocking(False)
             os.ftruncate(self.result.fileno(), result_bytes)
             if result_bytes and sys.platform == "linux":
-                # A file that is cut short would kill a process that has mapped it.
+                # A file that shrinks would kill a process that has mapped it.
                 fcntl.fcntl(self.result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             files = (theirs, self.result, report)
             server.fork(pool.limits, [file.fileno() for file in files])
@@ -176,7 +176,7 @@ class Child:
         pool.children.add(self)
 
     async def begin(self, *job: bytes) -> None:
-        """Give the child its job, and a deadline."""
+        """Send the child its job, and set its deadline."""
         late = f"needed more than {self._pool.limits.deadline_s:g} s"
         self.kill(late, self._pool.limits.deadline_s)
         with contextlib.suppress(OSError):  # it has ended
@@ -184,7 +184,7 @@ class Child:
                 await self._loop.sock_sendall(self.socket, part)
 
     def end_deadline(self) -> None:
-        """Let the child live from now on as long as it likes."""
+        """Remove the child's deadline."""
         for timer in self._timers:
             timer.cancel()
 
@@ -214,21 +214,21 @@ class Child:
     async def end(self) -> None:
         """Wait until the child has ended. Raises the errors of `answer` unless its status is 0."""
         if await self._receive() or self.received:
-            raise ChildError("sent more than was asked")
+            raise ChildError("sent an unexpected answer")
         await self._ended()
         if self.exited.result() != 0:
             raise self.error
 
     @property
     def error(self) -> Exception:
-        """The error of a child that ended before it answered."""
+        """Error of a child that ended before it answered."""
         status, limits = self.exited.result(), self._pool.limits
         if self._why is not None:
             return ChildError(self._why)
         if status is None:
             return self._pool.refusal()
         if status == NO_FORK:
-            return self._pool.refusal("the system gives no more processes")
+            return self._pool.refusal("the system allows no more processes")
         if status == -signal.SIGXCPU:
             return ChildError(f"needed more than {limits.cpu_s} s of processor time")
         if status == OUT_OF_MEMORY:
@@ -236,18 +236,18 @@ class Child:
         return ChildError(describe_exit(status))
 
     def kill(self, why: str, after_s: float = 0.0) -> None:
-        """Kill the child unless it has ended by then. why: a phrase for `error`."""
+        """Kill the child unless it ends before. why: a phrase for `error`."""
         if not self.exited.done():
             self._timers.append(self._loop.call_later(after_s, self._kill, why))
 
     def close(self) -> None:
-        """Kill the child if it runs, and close the files."""
-        self._kill("was not needed any more")
+        """Kill the child, and close the files."""
+        self._kill("was no longer needed")
         self.socket.close()
         self.result.close()
 
     async def _receive(self) -> bytes:
-        """Wait for bytes; b"" where the connection has ended."""
+        """Wait for bytes; b"" at the connection's end."""
         try:
             some = await self._loop.sock_recv(self.socket, 1 << 12)
         except ConnectionError:
@@ -256,13 +256,13 @@ class Child:
         return some
 
     async def _ended(self) -> None:
-        """Wait for the end of a child that has closed its connection."""
+        """Wait for the end of a child that closed its connection."""
         self.kill(DEAF, END_S)
-        # Shielded: the child's end is still reported when its caller stops waiting.
+        # Shielded: its end is reported even if its caller stops waiting.
         await asyncio.shield(self.exited)
 
     def ended(self, code: int | None) -> None:
-        """Set `exited`. The fork server kills a child whose report has no reader any more."""
+        """Set `exited`. The fork server kills a child whose report has no reader."""
         if self.exited.done():
             return
         self.exited.set_result(code)
@@ -286,7 +286,7 @@ class Child:
 
 
 class _ForkServer:
-    """A pool's side of its fork server. Raises OSError if it can't be started."""
+    """A pool's side of its fork server. Raises OSError if it can't start."""
 
     def __init__(self, module: str, setup: int):
         self._loop = asyncio.get_running_loop()
@@ -306,23 +306,23 @@ class _ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None where it accepts no more orders."""
+        """Its process id, None if it accepts no orders."""
         ended = self._socket.fileno() < 0 or self._process.poll() is not None
         return None if ended else self._process.pid
 
     async def until_ready(self) -> None:
-        """Wait until it can fork. Raises OSError where it can't."""
+        """Wait until it can fork. Raises OSError."""
         if not await asyncio.shield(self._ready):
             raise OSError("the process that starts it has ended")
 
     def fork(self, limits: Limits, files: Sequence[int]) -> None:
-        """Order the fork of a child that gets these descriptors; see `Child.exited`."""
+        """Order the fork of a child with these descriptors; see `Child.exited`."""
         with contextlib.suppress(OSError):  # it has ended
             order = ORDER.pack(limits.memory_bytes, limits.cpu_s)
             socket.send_fds(self._socket, [order], files)
 
     def end(self) -> None:
-        """End the process, which ends its children before. Takes some milliseconds."""
+        """End the process, after its children. Takes some milliseconds."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         if not self._ready.done():
@@ -330,17 +330,16 @@ class _ForkServer:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # on Linux its children end with it
+            self._process.kill()  # on Linux its children end, too
             self._process.wait()
         self._output.close()
 
     def wait(self) -> None:
-        """Wait for the end of the process, whose files are closed already: see `pid`."""
+        """Wait for the end of the process, after `end`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
 
     def output(self) -> str:
-        """Return the last output of the process and its children, for the log."""
         return self._output.read() or "It printed nothing."
 
     def _on_ready(self) -> None:

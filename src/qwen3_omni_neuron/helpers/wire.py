@@ -1,6 +1,6 @@
 """Messages between a pool and a child.
 
-A child's answer is a fixed struct of numbers with a text after it, and every part is checked.
+An answer is a fixed struct of numbers and a text; every part is checked.
 """
 
 import socket
@@ -19,21 +19,21 @@ from qwen3_omni_neuron.errors import (
 )
 
 HEAD = struct.Struct("<c6dI")
-"""Head of an answer: its kind, its numbers, bytes of text after it."""
+"""Head of an answer: kind, numbers, bytes of text after it."""
 NUMBERS = 6
 MOST_TEXT_BYTES = 4000
-MOST_CHARACTERS = 2000  # of a text that is shown
+MOST_CHARACTERS = 2000  # of a displayed text
 JOB = struct.Struct("<QQ")
-"""Head of a job: the sizes of its two parts, which follow."""
+"""Head of a job: sizes of the two parts that follow."""
 GO = b"g"
-"""Order that lets a child continue."""
+"""Order to continue."""
 MEASURED, HOLDS = b"m", b"h"
-"""Answers of a decoder, see helpers.media."""
+"""A decoder's answers, see helpers.media."""
 COMPILED, MASK, ENDED = b"c", b"k", b"n"
-"""Answers about a grammar, see helpers.grammars."""
+"""A grammar's answers, see helpers.grammars."""
 ERROR = b"e"
-"""Answer with an error: its class, and its message in the next line."""
-_MOST = 1 << 48  # limit of any number
+"""Error: its class, and its message in the next line."""
+_MOST = 1 << 48  # of any number
 _ERRORS = {
     e.__name__: e for e in (AudioError, ImageError, VideoError, PromptTooLongError, OptionError)
 }
@@ -57,10 +57,10 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> InputError:
-        """The error that an ERROR tells. Raises BrokenAnswerError."""
+        """The error in an ERROR. Raises BrokenAnswerError."""
         name, _, message = self.text.partition("\n")
         if name not in _ERRORS:
-            raise BrokenAnswerError("an error of no known class")
+            raise BrokenAnswerError("an error of unknown class")
         return _ERRORS[name](printable(message, MOST_CHARACTERS))
 
 
@@ -71,7 +71,7 @@ def packed(kind: bytes, *numbers: float, text: str = "") -> bytes:
 
 
 def next_answer(data: bytearray) -> Answer | None:
-    """Take the first complete answer out of received bytes. Raises BrokenAnswerError."""
+    """Remove and return the first complete answer. Raises BrokenAnswerError."""
     if len(data) < HEAD.size:
         return None
     kind, *numbers, length = HEAD.unpack_from(data)
@@ -86,7 +86,7 @@ def next_answer(data: bytearray) -> Answer | None:
 
 
 class Line:
-    """A child's end of its connection. The child ends when the pool closes its own end."""
+    """A child's end of its connection. The child ends when the pool disconnects."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._orders = connection, connection.makefile("rb")
@@ -101,7 +101,7 @@ class Line:
         return self.receive(sizes[0]), self.receive(sizes[1])
 
     def receive(self, count: int) -> bytes:
-        """Return the next bytes. Raises EOFError where there will be none."""
+        """Return the next bytes. Raises EOFError if the connection ends before."""
         data = b""
         with suppress(ConnectionError):
             data = self._orders.read(count)

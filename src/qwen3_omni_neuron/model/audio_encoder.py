@@ -1,7 +1,7 @@
 """Audio encoder: mel frames in, one thinker row every 80 ms out.
 
 A clip is cut into chunks of 100 mel frames (1 s, 13 tokens); 8 chunks are a window (8 s, 104
-tokens). Attention runs inside a window and never across clips, so windows are rows of one batch.
+tokens). Attention never crosses windows or clips, so windows are rows of one batch.
 """
 
 import math
@@ -48,14 +48,14 @@ class AudioEncoder(nn.Module):
         chunk_width: int | Tensor,
         attend: Attend | None = None,
     ) -> Tensor:
-        """Encode windows independently of each other.
+        """Encode independent windows.
 
         mel: [windows, mel_bins, 100 * chunks], zeros after a window's end; up to 8 chunks.
         valid: bool [windows, 13 * chunks], True for real tokens.
-        chunk_width: mel frames that the reference pads a request's chunks to: the longest one's,
+        chunk_width: mel frames to which the reference pads a request's chunks: the longest one's,
         100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
-        attend: in place of the layers' own.
-        Returns rows [windows, 13 * chunks, output_size]; ignore rows of tokens that are not real.
+        attend: replaces the layers' own.
+        Returns rows [windows, 13 * chunks, output_size]; ignore rows of invalid tokens.
         """
         c = self.config
         # [windows, mels, 100 * chunks] -> [windows * chunks, mels, 100]
@@ -63,7 +63,7 @@ class AudioEncoder(nn.Module):
         return self.transform(self.convolve(chunks, chunk_width), valid, attend)
 
     def convolve(self, chunks: Tensor, width: int | Tensor) -> Tensor:
-        """Apply the convolutions to chunks, independently of each other.
+        """Apply the convolutions to independent chunks.
 
         chunks: [chunks, mels, 100]. width: chunk_width of `forward`.
         Returns [chunks, 13, channels * mels / 8].
@@ -71,8 +71,8 @@ class AudioEncoder(nn.Module):
         x = chunks.unsqueeze(1)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
-            # The reference's tensor ends at `width`. Ours goes on with the convolution's bias,
-            # which the next kernel would read: a clip of 41 frames has 21 columns, then 11.
+            # The reference's tensor ends at `width`. Ours continues with the bias, which the next
+            # kernel would read: a clip of 41 frames has 21 columns, then 11.
             width = (width + 1) // 2
             x = _zero_from(x, width)
         return x.permute(0, 3, 1, 2).flatten(2)
@@ -83,7 +83,7 @@ class AudioEncoder(nn.Module):
         valid: Tensor,
         attend: Attend | None = None,
     ) -> Tensor:
-        """Apply the transformer to the outputs of `convolve` for the chunks of windows.
+        """Apply the transformer to windows' outputs of `convolve`.
 
         convolved: [windows * chunks, 13, channels * mels / 8]. valid: bool [windows, 13 * chunks].
         Returns rows as `forward` does.
@@ -137,11 +137,7 @@ class AudioEncoderLayer(nn.Module):
 
 
 class WindowBatch(NamedTuple):
-    """Inputs of one `AudioEncoder.forward`: some windows of a request.
-
-    mel: [windows, mel_bins, 100 * chunks]. valid: bool [windows, 13 * chunks]. chunk_width: the
-    width of the request's chunks, see AudioEncoder.forward.
-    """
+    """Inputs of one `AudioEncoder.forward`: some windows of a request."""
 
     mel: Tensor
     valid: Tensor
@@ -156,10 +152,10 @@ def window_batches(
     first: int = 0,
     stop: int | None = None,
 ) -> Iterator[WindowBatch]:
-    """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
+    """Cut a request's clips into windows of equal shape, at most `max_windows` a batch.
 
-    mel: one [mel_bins, frames] a clip. whole: every window has 8 s, 8 chunks; else a batch has as
-    many chunks as its longest window. first, stop: only the windows from `first` up to `stop`. The
+    mel: [mel_bins, frames] per clip. whole: every window has 8 s, 8 chunks; else a batch has as
+    many chunks as its longest window. first, stop: yield only windows `first` up to `stop`. The
     valid tokens, batch after batch, are the clips' tokens in order.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
@@ -175,7 +171,7 @@ def window_batches(
 
 
 def tokens_of_windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> list[int]:
-    """Return the tokens of each window of the clips of one request, in order."""
+    """Return the number of tokens of each window of a request's clips."""
     return [c.tokens(window.shape[1]) for window in _windows(mel, c)]
 
 

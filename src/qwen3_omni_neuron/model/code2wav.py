@@ -13,15 +13,14 @@ from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
 UNIT_DILATIONS = (1, 3, 9)
 
 State = tuple[Tensor, ...]
-"""State of streams between two chunks, in tensors that are not views of a chunk's tensors.
+"""Batch-first state of streams between two chunks; no views of a chunk's tensors.
 
-Every tensor is batch-first. In the order of the layers:
-- int64 [streams], how many frames were decoded;
+In the order of the layers:
+- int64 [streams], number of decoded frames;
 - each attention layer's last sliding_window - 1 (71) keys, rotary embedding applied, then as many
-  values, each [streams, kv_heads, 71, head_dim], of which the last min(71, frames decoded) are
-  valid;
-- each causal convolution's last (kernel - 1) * dilation inputs and, where a transposed
-  convolution's kernel is two strides, its last input: [streams, channels, inputs].
+  values, each [streams, kv_heads, 71, head_dim]; the last min(71, decoded frames) are valid;
+- each causal convolution's last (kernel - 1) * dilation inputs and, for a transposed convolution
+  whose kernel is two strides, its last input: [streams, channels, inputs].
 """
 
 
@@ -38,10 +37,9 @@ def transposed_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, strid
 
 
 class History:
-    """Earlier inputs of the layers for one chunk, and what they keep for the next chunk.
+    """Earlier inputs of the layers for one chunk, and their state for the next chunk.
 
-    Each layer takes its part in turn. new_state: the parts for the next chunk, complete when every
-    layer was called.
+    Each layer takes its part in turn. new_state: complete when every layer was called.
     """
 
     def __init__(
@@ -50,10 +48,10 @@ class History:
         starts: Tensor | None = None,
         transposed: Transposed = transposed_convolution,
     ):
-        """Begin a chunk. past: `new_state` of the chunk before, None for the first of a stream.
+        """Begin a chunk. past: `new_state` of the previous chunk, None for a stream's first.
 
-        starts: bool [streams], streams whose first chunk it is and whose past is zeros; None: none.
-        transposed: computes the transposed convolutions.
+        starts: bool [streams], streams that start with this chunk and whose past is zeros; None:
+        none. transposed: computes the transposed convolutions.
         """
         self.transposed = transposed
         self._past = None if past is None else iter(past)
@@ -61,10 +59,9 @@ class History:
         self.new_state: list[Tensor] = []
 
     def extend(self, x: Tensor, length: int, pad: bool = True) -> Tensor:
-        """Return x with the `length` entries before it prepended along axis 2.
+        """Return x with its previous `length` entries prepended along axis 2.
 
-        x: [streams, rows, T, ...]. At the start of a stream, zeros are prepended; without `pad`, x
-        is returned unchanged.
+        x: [streams, rows, T, ...]. A stream starts with zeros; without `pad`, with x unchanged.
         """
         if self._past is not None:
             parts = [next(self._past), x]
@@ -75,14 +72,14 @@ class History:
         elif pad:
             zeros = x.new_zeros((*x.shape[:2], length, *x.shape[3:]))
             x = torch.cat((zeros, x), 2)
-        # A copy: a view would keep the memory of all of x until the next chunk.
+        # A view would keep all of x in memory until the next chunk.
         self.new_state.append(x[:, :, -length:].clone())
         return x
 
     def upsample(self, stride: int, reach: int) -> None:
-        """Note that a layer gives `stride` entries for each of its inputs.
+        """Record that a layer outputs `stride` entries per input.
 
-        reach: how many earlier inputs it needs, which a stream's start does not have.
+        reach: number of earlier inputs that it needs, missing at a stream's start.
         """
         self._late = stride * (self._late + reach)
 
@@ -91,8 +88,7 @@ class Code2Wav(nn.Module):
     """Code embeddings, a sliding-window transformer, and an upsampling convolution stack.
 
     Source: transformers Qwen3OmniMoeCode2Wav.forward. Chunks give the samples of one forward over
-    all frames, unlike the reference's `chunked_decode`, which loses latency_samples at every chunk
-    boundary.
+    all frames; the reference's `chunked_decode` loses latency_samples at every chunk boundary.
     """
 
     offsets: Tensor
@@ -126,10 +122,7 @@ class Code2Wav(nn.Module):
         return self.start(codes)[0]
 
     def start(self, codes: Tensor) -> tuple[Tensor, State]:
-        """Decode the first chunk of streams.
-
-        Returns the samples of `forward`, and the state for `step`.
-        """
+        """Decode streams' first chunk: samples of `forward`, and the state for `step`."""
         return self._advance(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
 
     def step(
@@ -141,10 +134,10 @@ class Code2Wav(nn.Module):
     ) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
 
-        starts: bool [streams], streams whose first chunk it is and whose state is zeros; None:
+        starts: bool [streams], streams that start with this chunk and whose state is zeros; None:
         none. transposed: computes the transposed convolutions. Returns samples [streams, T *
-        frame_samples], of which the first latency_samples of a stream that starts have no meaning,
-        and the new state; `state` is not changed.
+        frame_samples], whose first latency_samples are invalid at a stream's start, and the new
+        state; `state` is not changed.
         """
         position, *past = state
         return self._advance(codes, position, History(past, starts, transposed))
@@ -154,9 +147,9 @@ class Code2Wav(nn.Module):
         return samples, (position + codes.shape[2], *history.new_state)
 
     def transform(self, codes: Tensor, position: Tensor, history: History) -> Tensor:
-        """Run everything before the decoder blocks.
+        """Run everything before the decoder blocks. Returns the input of `wave`.
 
-        position: int64 [streams], how many frames came before. Returns the input of `wave`.
+        position: int64 [streams], number of earlier frames.
         """
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
@@ -172,7 +165,7 @@ class Code2Wav(nn.Module):
         return self.conv_in(x, history)
 
     def wave(self, x: Tensor, history: History) -> Tensor:
-        """Run the decoder blocks, which are most of the work.
+        """Run the decoder blocks, most of the work.
 
         x: [streams, decoder_dim, T * frame_inputs]. Returns samples [streams, T * frame_samples],
         latency_samples fewer for a first chunk.
@@ -183,11 +176,10 @@ class Code2Wav(nn.Module):
 
 
 def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
-    """Return which keys each frame of a chunk sees: bool [streams, 1, T, window - 1 + T].
+    """Return the keys that each frame of a chunk sees: bool [streams, 1, T, window - 1 + T].
 
-    position: int64 [streams], how many frames came before the chunk. Frame i sees keys i to
-    i + window - 1, the last of which is its own. At position p only the last p of the window - 1
-    keys before the chunk are filled.
+    position: int64 [streams], number of earlier frames. Frame i sees keys i to i + window - 1, its
+    own. At position p only the last p of the window - 1 keys before the chunk are valid.
     """
     key = torch.arange(window - 1 + frames, dtype=position.dtype, device=position.device)
     first = key[:frames, None]  # [T, 1]
@@ -257,7 +249,7 @@ class Upsample(nn.Module):
 class Snake(nn.Module):
     """Activation x + sin(a x)^2 / b, with a = exp(alpha) and b = exp(beta) + 1e-9.
 
-    The parameters hold a and 1 / b: the exponentials are taken once, when weights are loaded.
+    The parameters are a and 1 / b, computed once at load.
     Source: transformers SnakeBeta.forward.
     """
 
@@ -315,7 +307,7 @@ class DecoderBlock(nn.Module):
 class CausalConv(nn.Conv1d):
     """Convolution over the current and earlier inputs: [streams, channels, T] -> same T.
 
-    reach: how many earlier inputs an output depends on.
+    reach: number of earlier inputs that an output depends on.
     Source: transformers Qwen3OmniMoeCausalConvNet.forward, stride 1.
     """
 
@@ -329,13 +321,13 @@ class CausalConv(nn.Conv1d):
 
 
 class TransposedConv(nn.ConvTranspose1d):
-    """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
+    """Upsampling by `stride`; trims kernel - stride samples on both sides as the reference does.
 
-    A sample depends on as many inputs as the kernel has strides, one or two. With two, the samples
-    between two inputs need both: the first chunk of a stream gives stride * (T - 1) samples, and
-    each later one, after the last input of the chunk before it, stride * T. This look-ahead causes
-    code2wav's latency_samples.
-    reach: how many earlier inputs are kept, 0 or 1.
+    A sample depends on as many inputs as the kernel has strides, one or two. With two, samples
+    between two inputs need both: a stream's first chunk gives stride * (T - 1) samples, each later
+    one, after the previous chunk's last input, stride * T. This look-ahead causes code2wav's
+    latency_samples.
+    reach: number of earlier inputs in the state, 0 or 1.
     Source: transformers Qwen3OmniMoeCausalTransConvNet.forward.
     """
 
@@ -344,7 +336,7 @@ class TransposedConv(nn.ConvTranspose1d):
         self.reach = kernel // stride - 1
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
-        """Upsample x [streams, into, T]; see the class for the length of the result."""
+        """Upsample x [streams, into, T]; see the class for the result's length."""
         if self.reach:
             x = history.extend(x, self.reach, pad=False)
         (stride,) = self.stride

@@ -1,4 +1,4 @@
-"""Configuration of a checkpoint as frozen dataclasses; checkpoint.config_json reads them."""
+"""Configuration of a checkpoint as frozen dataclasses, read by checkpoint.config_json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ASSISTANT_ROWS = 9
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding. mrope_section: how many frequencies follow time, height and width."""
+    """Rotary embedding. mrope_section: numbers of frequencies for time, height and width."""
 
     theta: float
     mrope_section: tuple[int, int, int] | None = None
@@ -21,8 +21,8 @@ class RopeConfig:
 class MoeConfig:
     """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
-    static: whether it is for a graph of static shapes. int8: whether the routed experts are int8,
-    with a float32 scale for each output.
+    static: for a graph of static shapes. int8: routed experts are int8, with a float32 scale per
+    output.
     """
 
     experts: int
@@ -36,10 +36,7 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Decoder stack of the thinker, the talker or the code predictor.
-
-    moe: None where the feed-forward is dense, of width ffn_width.
-    """
+    """Decoder of the thinker, talker or code predictor. moe: None for a dense feed-forward."""
 
     hidden_size: int
     layers: int
@@ -71,12 +68,12 @@ class AudioEncoderConfig:
 
     @cached_property
     def window_tokens(self) -> int:
-        """Tokens of a whole window: 13 a chunk of 100 mel frames, 8 chunks a window."""
+        """Tokens of a whole window: 13 per chunk of 100 mel frames, 8 chunks per window."""
         chunks = self.window_mel_frames // self.chunk_mel_frames
         return self.tokens(self.chunk_mel_frames) * chunks
 
     def tokens(self, mel_frames: int) -> int:
-        """Count the tokens of a clip: whole chunks and the rest, each halved three times."""
+        """Count a clip's tokens: whole chunks and the rest, each halved three times."""
         chunks, rest = divmod(mel_frames, self.chunk_mel_frames)
         return chunks * _halved_thrice(self.chunk_mel_frames) + _halved_thrice(rest)
 
@@ -91,7 +88,7 @@ def _halved_thrice(frames: int) -> int:
 class VisionEncoderConfig:
     """Vision encoder: patches of 16 x 16 pixels of two images, attention inside a frame.
 
-    patch_values: numbers in a patch. positions_per_side: side of the square of learned positions.
+    patch_values: numbers per patch. positions_per_side: side of the square of learned positions.
     deepstack_layers: indices of the layers whose outputs are added to the thinker's first layers.
     """
 
@@ -116,7 +113,7 @@ class VisionEncoderConfig:
 class ThinkerConfig:
     """Thinker: text decoder, encoders, and the ids of media tokens.
 
-    positions_per_second: rope positions that a second of video takes along the time axis.
+    positions_per_second: rope positions per second of video along the time axis.
     """
 
     text: DecoderConfig
@@ -129,7 +126,7 @@ class ThinkerConfig:
 
     @property
     def media_token_ids(self) -> tuple[int, int, int]:
-        """Ids of the tokens that stand for audio, images and video in a prompt."""
+        """Ids of the tokens for audio, images and video in a prompt."""
         return self.audio_token_id, self.image_token_id, self.video_token_id
 
 
@@ -153,7 +150,7 @@ class TalkerConfig:
 
     @cached_property
     def suppressed_ids(self) -> tuple[int, ...]:
-        """Codec ids that are never sampled: the last 1024, except codec_eos."""
+        """Codec ids never sampled: the last 1024, except codec_eos."""
         vocab = self.text.vocab_size
         return tuple(i for i in range(vocab - 1024, vocab) if i != self.codec_eos_id)
 
@@ -184,7 +181,7 @@ class Code2WavConfig:
 
     @cached_property
     def frame_inputs(self) -> int:
-        """Inputs that the decoder blocks get for a frame: 2 * 2 = 4."""
+        """Inputs of the decoder blocks per frame: 2 * 2 = 4."""
         return prod(self.upsampling_ratios)
 
     @cached_property
@@ -196,8 +193,8 @@ class Code2WavConfig:
     def latency_samples(self) -> int:
         """Samples by which N frames fall short of N * frame_samples (released: 555).
 
-        Each decoder block returns rate * (n - 1) for n inputs. The deficit grows from block to
-        block: 8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
+        A decoder block returns rate * (n - 1) for n inputs. The deficit grows from block to block:
+        8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
         """
         deficit = 0
         for rate in self.upsample_rates:
@@ -207,7 +204,7 @@ class Code2WavConfig:
 
 @dataclass(frozen=True)
 class OmniConfig:
-    """Whole checkpoint; talker and code2wav are None where it is text-only."""
+    """Whole checkpoint; talker and code2wav are None if text-only."""
 
     thinker: ThinkerConfig
     talker: TalkerConfig | None
@@ -223,20 +220,19 @@ class OmniConfig:
 
     @property
     def code_groups(self) -> int:
-        """Codes of a frame; 0 where the checkpoint can't speak."""
+        """Codes per frame; 0 if the checkpoint can't speak."""
         return self.talker.code_groups if self.talker else 0
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings in generation_config.json; the sampling settings default as in transformers.
+    """Settings in generation_config.json; sampling settings default as in transformers.
 
-    transcription_instruction: text that, after an audio, asks for its transcript; empty where the
-    audio alone does; None where the checkpoint does not say. reply_tokens: most tokens that the
-    checkpoint has learned to speak at a time, None for any number. turns_by_silence: models that
-    judge the end of a spoken turn misjudge the speech that the checkpoint has learned.
-    introduction: what a user has to know before the first question, empty for nothing; questions:
-    some that it answers. These five are this package's.
+    The last five are this package's. transcription_instruction: text that, after an audio, asks for
+    its transcript; empty if the audio alone does; None if not defined. reply_tokens: maximum of
+    tokens that the checkpoint has learned to speak at a time, None: any. turns_by_silence: models
+    that judge the end of a spoken turn misjudge speech that the checkpoint has learned.
+    introduction: what a user must know before the first question; questions: examples.
     """
 
     do_sample: bool = False

@@ -1,8 +1,8 @@
 """Decoder stack of the thinker, the talker and the code predictor.
 
-Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in
-one slot, or one new position in each of several. A `Layout` says which of the two is fixed.
-The other follows from the number of rows.
+Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in one
+slot, or one new position in each of several. A `Layout` fixes one of these; the other follows from
+the number of rows.
 """
 
 import torch
@@ -40,10 +40,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """Let each row of x [slots * span, hidden] attend to its own slot.
-
-        layer: index of the layer in the cache.
-        """
+        """Let each row of x [slots * span, hidden] attend to its slot. layer: index in cache."""
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = cut(qkv, 1, self.heads + self.kv_heads)
         qk = apply_rotary(widen(self.qk_norm(qk)), rotation).to(x.dtype)
@@ -58,7 +55,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
 
     def _prompt(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend from the rows of a prompt, q [slots, heads, span, head_dim], to the same shape."""
+        """Attend from a prompt's rows, q [slots, heads, span, head_dim], to the same shape."""
         return F.scaled_dot_product_attention(
             q,
             keys,
@@ -71,8 +68,8 @@ class Attention(nn.Module):
     def _by_products(self, q: Tensor, parts: Parts, mask: Tensor | None) -> Tensor:
         """Attend by plain products, q [slots, heads, span, head_dim], to the same shape.
 
-        The query heads that share a KV head are rows of one product, so that no keys are repeated.
-        The softmax is in float32, over all parts, none of which is copied.
+        Query heads that share a KV head are rows of one product, so that no keys are repeated. The
+        softmax is in float32, over all parts, none of them copied.
         """
         group, span = self.heads // self.kv_heads, q.shape[2]
         q = q.unflatten(1, (self.kv_heads, group)).flatten(2, 3)
@@ -92,7 +89,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward: each after a norm, each added to its residual."""
+    """Attention, then feed-forward: each after a norm, added to its residual."""
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
@@ -132,16 +129,16 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run the layers over x [slots * span, hidden].
 
-        deepstack: [layers, slots * span, hidden], what is added to the rows after each of the first
-        layers: zeros where no image or video fills them.
+        deepstack: [layers, slots * span, hidden], added to the rows after each of the first layers;
+        zeros for rows that are not images or video.
         Returns the hidden states after the last layer, before the norm, and the reference's
-        hidden_states[accept_layer]: the output of layer accept_layer - 1, or x where it is 0.
+        hidden_states[accept_layer]: the output of layer accept_layer - 1, or x if 0.
         """
         accepted = x
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, layout, cache, index)
             if index + 1 == accept_layer:
-                accepted = x  # the layer's own output, as in the reference: before deepstack
+                accepted = x  # as in the reference, before deepstack
             if deepstack is not None and index < len(deepstack):
                 x = x + deepstack[index]
         return x, accepted

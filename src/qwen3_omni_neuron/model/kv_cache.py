@@ -1,6 +1,6 @@
 """KV caches: where a decoder stores keys and values, and what its new rows attend to.
 
-A slot is one row of a cache: one conversation's. Decoder layers know a cache as `Appendable`. An
+A slot is one row of a cache, for one conversation. Decoder layers use a cache as `Appendable`. An
 engine on the CPU writes in place; a graph takes its state as inputs and returns it as outputs.
 
     class             one call is                  keys and values are     used by
@@ -23,7 +23,7 @@ from torch import Tensor
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 Parts = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [slots, kv_heads, positions, head_dim] of some positions, one after the other."""
+"""Keys and values [slots, kv_heads, positions, head_dim] of consecutive ranges of positions."""
 
 
 class Appendable(Protocol):
@@ -31,9 +31,9 @@ class Appendable(Protocol):
 
     @property
     def mask(self) -> Tensor | None:
-        """Mask, bool [slots, 1, T, keys]: True for keys that the new positions must not see.
+        """Mask, bool [slots, 1, T, keys]: True for keys hidden from the new positions.
 
-        None where each new position sees all keys up to its own: T is 1, or no earlier keys exist.
+        None if each new position sees all keys up to its own: T is 1, or no earlier keys exist.
         """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
@@ -47,7 +47,7 @@ class Appendable(Protocol):
 class KvCache:
     """Keys and values [layers, slots, kv_heads, positions, head_dim].
 
-    `slots` and `window` are views of the same memory.
+    `slots` and `window` are views.
     """
 
     keys: Tensor
@@ -55,7 +55,7 @@ class KvCache:
 
     @staticmethod
     def zeros(config: DecoderConfig, slots: int, positions: int, dtype: torch.dtype) -> "KvCache":
-        """Create an empty cache, of zeros: a masked position's values still count, times 0."""
+        """Create an empty cache, of zeros: masked values still count, times 0."""
         shape = (config.layers, slots, config.kv_heads, positions, config.head_dim)
         return KvCache(lazy_zeros(shape, dtype), lazy_zeros(shape, dtype))
 
@@ -69,9 +69,9 @@ class KvCache:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros that take memory only where they are written, a small page at a time."""
+    """Return zeros that use memory only where written, a small page at a time."""
     # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB.
-    # MAP_PRIVATE: a forked process has its own copy, as of any other tensor.
+    # MAP_PRIVATE: a forked process gets its own copy, as for any tensor.
     own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, **own)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
@@ -83,8 +83,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class PromptCache:
     """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    They see the first `start` positions and each other, in the cache's dtype. cache: that slot's
-    alone; with a `start`, its window that ends with the last new row.
+    They see the first `start` positions and each other, in the cache's dtype. cache: only that
+    slot's; with a `start`, its window up to the last new row.
     """
 
     def __init__(self, cache: KvCache, start: int = 0):
@@ -107,10 +107,10 @@ class PromptCache:
 
 
 class SlotCache:
-    """Decode in several slots, in place: one row each, written at that slot's own position.
+    """Decode in several slots, in place: one row each, written at the slot's own position.
 
-    cache: all slots, with the window that ends at the longest slot's new row. slots: int64 [n],
-    indices of the slots in use. lengths: int64 [n], the positions that the new rows are written to.
+    cache: all slots, with the window up to the longest slot's new row. slots: int64 [n], indices
+    of the slots in use. lengths: int64 [n], the new rows' positions.
     """
 
     def __init__(self, cache: KvCache, slots: Tensor, lengths: Tensor):
@@ -136,16 +136,16 @@ Segments = tuple[Tensor, ...]
 """KV cache of a graph, its positions cut into segments. A graph takes the first ones or all.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
-of layer 1, ... A graph renews a tensor as a whole: a scatter would write number by number. So a
-decode step writes to a smaller tensor of the same form, the recent rows of each slot, and only
-reads the segments in use. `flushed` moves the recent rows into the segments when they are full.
+of layer 1, ... A graph rewrites whole tensors: a scatter would write number by number. So a decode
+step writes to a smaller tensor of the same form, each slot's recent rows, and only reads the
+segments in use. `flushed` moves the recent rows into the segments when they are full.
 """
 
 
 def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """Return the index of the row that names each slot, integer [slots], and whether one does.
 
-    named: the slot of each row, integer [n]; any other number for a row without a slot. The second
+    named: each row's slot, integer [n]; any other number for a row without a slot. The second
     result is bool [slots].
     """
     numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
@@ -162,24 +162,24 @@ def flushed(
     source: Tensor,
     target: Tensor,
 ) -> Segments:
-    """Return the segments with each slot's recent rows written behind its held positions.
+    """Return the segments with each slot's recent rows written after its held positions.
 
-    held, counts: integer [slots], the positions that the segments hold of a slot, and how many of
-    its recent rows are written. The positions after these become zeros. source, target: integer
-    [1]; where they differ, slot `target` becomes a copy of slot `source` as it then is.
+    held, counts: integer [slots], a slot's positions in the segments, and number of recent rows to
+    write. The positions after these become zeros. source, target: integer [1]; if they differ, slot
+    `target` becomes a copy of the new slot `source`.
     """
     kind, device = held.dtype, held.device
     row = torch.arange(recent.shape[3], dtype=kind, device=device)
     positions = torch.arange(_positions(segments), dtype=kind, device=device)
     is_row = row < counts[:, None]  # [slots, recent rows]
-    # Products with ones and zeros: they move the rows together, and exactly.
+    # Products with ones and zeros move the rows together, and exactly.
     places = positions[:, None] == (held[:, None] + row)[:, None]  # [slots, positions, recent rows]
     ones = places.to(recent.dtype).unsqueeze(1)
     rows = torch.where(is_row[:, None, None, :, None], recent, 0)
     placed = torch.stack([ones @ rows[:, index] for index in range(rows.shape[1])], 1)
     is_of_source = (positions >= held.index_select(0, source))[None, None, None, :, None]
     is_target = _one_hot(target, len(recent)) & (source == target).logical_not()
-    # One choice for each segment, which is read and written once.
+    # One choice per segment, which is read and written once.
     earlier = torch.cat([old.index_select(0, source) for old in segments], 3)
     copied = torch.where(is_of_source, placed.index_select(0, source), earlier)
     first_new = torch.where(is_target.flatten(), 0, held)
@@ -191,8 +191,8 @@ class PromptState:
     """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: integer [1]; rows
-    after `last` are padding, which is written nowhere. rows: number of rows with padding. What the
-    segments have after the first `length` positions becomes zeros after the last row.
+    after `last` are padding, which is not written. rows: number of rows with padding. Positions
+    after the last row become zeros.
     """
 
     def __init__(self, segments: Segments, slot: Tensor, length: Tensor, last: Tensor, rows: int):
@@ -211,7 +211,7 @@ class PromptState:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Add the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
-        # A masked value counts, too, times 0: it must be a number.
+        # Masked values count, too, times 0: they must be finite.
         keys, values = (torch.where(self._is_row, rows, 0) for rows in (keys, values))
         self._new += [keys, values]
         parts, begin = [], 0
@@ -225,7 +225,7 @@ class PromptState:
     @property
     def new_state(self) -> Segments:
         """The segments after the call, when every layer has appended."""
-        # A product with ones and zeros: it moves the rows together, and exactly.
+        # A product with ones and zeros moves the rows together, and exactly.
         ones = self._places.to(self._new[0].dtype)
         placed = torch.stack([ones @ rows for rows in self._new], 1)
         is_new = self._is_slot & self._is_held.logical_not()
@@ -233,12 +233,12 @@ class PromptState:
 
 
 class StepState:
-    """Decode in a graph: one row a slot, written behind the slot's recent rows.
+    """Decode in a graph: one row a slot, written after the slot's recent rows.
 
-    recent: the recent rows of all slots. slots: integer [n], the slot of each row, or the number of
-    slots for an idle row, which is written nowhere; None where the rows are all slots, in order.
-    held, counts: integer [n], the positions that the segments have of a row's slot, and its recent
-    rows so far, -1 for an idle row.
+    recent: the recent rows of all slots. slots: integer [n], each row's slot, or the number of
+    slots for an idle row, which is not written; None if the rows are all slots, in order. held,
+    counts: integer [n], positions in the segments of a row's slot, and its number of recent rows,
+    -1 for an idle row.
     """
 
     def __init__(
@@ -268,14 +268,14 @@ class StepState:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
         """Add one position a slot; see Appendable.append. keys, values: T is 1."""
         self._new += [keys, values]
-        # A masked value counts, too, times 0: it must be a number. Recent rows may be anything.
+        # Masked values count, too, times 0: they must be finite. Recent rows may be anything.
         recent = torch.where(self._is_recent, self._own[:, 2 * layer + 1], 0)
         parts = [(held[:, 2 * layer], held[:, 2 * layer + 1]) for held in self._held]
         return (*parts, (self._own[:, 2 * layer], recent), (keys, values))
 
     @property
     def new_recent(self) -> Tensor:
-        """The recent rows of all slots after the call, when every layer has appended."""
+        """All slots' recent rows after the call, when every layer has appended."""
         rows, counts = torch.stack(self._new, 1), self._counts
         if self._slots is not None:
             row, is_named = rows_by_slot(self._slots, len(self._recent))
@@ -314,7 +314,7 @@ class FrameCache:
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Add positions after those that the cache holds; see Appendable.append."""
+        """Add positions at the end; see Appendable.append."""
         if layer in self._held:
             cached_keys, cached_values = self._held[layer]
             keys = torch.cat((cached_keys, keys), 2)

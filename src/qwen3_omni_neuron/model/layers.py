@@ -7,22 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Attention of an encoder: (queries, keys, values, mask) -> result.
+"""An encoder's attention: (queries, keys, values, mask) -> result, [frames, heads, rows, head_dim].
 
-The mask is bool [frames or 1, 1, 1, rows], True for the keys that every query sees; the others are
-[frames, heads, rows, head_dim].
+mask: bool [frames or 1, 1, 1, rows], True for the keys that every query sees.
 """
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is where it is float64."""
+    """Return x in float32, or unchanged if float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
     """Return the first `length` entries along an axis, and the rest.
 
-    Two slices, since a compiler may take torch's split for strided views, and gather the entries.
+    By slices: a compiler may take torch's split for strided views, and gather the entries.
     """
     return x.narrow(axis, 0, length), x.narrow(axis, length, x.shape[axis] - length)
 
@@ -30,8 +29,8 @@ def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
 class RmsNorm(nn.Module):
     """Root mean square norm: x / rms(x) in float32, cast back, times the weight.
 
-    The cast comes before the weight as in the reference: else codes drift. The norm is over
-    the last axis of `shape`; a longer shape has one weight vector a head.
+    The cast comes before the weight as in the reference: else codes drift. The norm is over the
+    last axis of `shape`; a longer shape has one weight vector per head.
     Source: transformers Qwen3OmniMoeRMSNorm.forward.
     """
 
@@ -48,15 +47,15 @@ class RmsNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """nn.Linear that computes in its input's type, whatever its weight's type."""
+    """nn.Linear that computes in its input's dtype, whatever its weight's."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., into] to [..., out] of the same type."""
+        """Map x [..., into] to [..., out] of the same dtype."""
         return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., into] times a matrix [out, into], [..., out], in the type of x."""
+    """Multiply x [..., into] by a matrix [out, into] to [..., out], in x's dtype."""
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 

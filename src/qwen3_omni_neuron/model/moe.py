@@ -10,17 +10,17 @@ from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.layers import FeedForward, gated, widen
 
 SCALE = "_scale"
-"""Ending of the name of an int8 parameter's scale."""
+"""Suffix of an int8 parameter's scale."""
 EXPERT_MATRICES = ("gate_up", "down")
 
 
 class MoeFeedForward(nn.Module):
-    """Routed experts plus, where the config has one, the gated shared expert.
+    """Routed experts and, if configured, the gated shared expert.
 
     A loop over the chosen experts depends on data. A graph of static shapes computes the same sum
     in one of two other ways, by its number of rows.
 
-    Where the config says int8, gate_up and down are int8, and have a float32 scale for each output,
+    If the config says int8, gate_up and down are int8, with a float32 scale per output,
     gate_up_scale [experts, 2 width] and down_scale [experts, hidden], which multiplies the product.
     Source: transformers Qwen3OmniMoeThinkerTextSparseMoeBlock and
     Qwen3OmniMoeTalkerTextSparseMoeBlock.
@@ -59,9 +59,9 @@ class MoeFeedForward(nn.Module):
 
     @property
     def few_rows(self) -> int:
-        """Most rows that a graph of static shapes gathers the chosen experts for.
+        """Maximum of rows for which a graph of static shapes gathers the chosen experts.
 
-        What is gathered is read, written and read again; every expert is read once.
+        Gathered experts are read, written and read again; otherwise every expert is read once.
         """
         return (self.experts - 1) // (3 * self.experts_per_token)
 
@@ -98,7 +98,6 @@ class MoeFeedForward(nn.Module):
         return matrices.transpose(1, 2)
 
     def _by_chosen(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply to each row its own experts."""
         rows, k = chosen.shape
         experts = chosen.int().flatten()
         copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1).unsqueeze(1)
@@ -110,7 +109,7 @@ class MoeFeedForward(nn.Module):
         return self._scaled(product, "down", experts).unflatten(0, (rows, k)).sum(1)
 
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply every expert to every row, with weight 0 where it was not chosen.
+        """Apply every expert to every row, with weight 0 unless chosen.
 
         At the released sizes the products of up to about 200 rows take no longer than reading the
         experts.
@@ -124,17 +123,16 @@ class MoeFeedForward(nn.Module):
         taken = chosen.unsqueeze(2).int() == experts  # [rows, k, experts]
         by_expert = torch.where(taken, weights.unsqueeze(2), 0).sum(1)
         hidden = hidden * by_expert.t().unsqueeze(2)
-        if self.int8:  # each expert's outputs have a scale of their own
+        if self.int8:  # each expert's outputs have their own scale
             return self._scaled(torch.bmm(hidden, down), "down").sum(0)
-        # One product, which sums over the experts, too: [rows, experts width] @ [.., hidden].
+        # One product, which also sums over experts: [rows, experts width] @ [.., hidden].
         return hidden.transpose(0, 1).flatten(1) @ down.flatten(0, 1)
 
     def _scaled(self, product: Tensor, name: str, experts: Tensor | int | None = None) -> Tensor:
-        """Multiply a product with int8 matrices by their scales, in float32.
+        """Multiply a product with int8 matrices by their scales, if any, in float32.
 
-        product: [n, out] or [n, rows, out] with the n matrices of `experts`, None for all of them;
-        [rows, out] with those of one expert. Returns the same shape and type; without scales, the
-        product as it is.
+        product: [n, out] or [n, rows, out] with the n matrices of `experts`, None for all; [rows,
+        out] with those of one expert. Returns the same shape and type.
         """
         if not self.int8:
             return product
@@ -149,7 +147,7 @@ class MoeFeedForward(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """Feed-forward that every row takes, scaled by sigmoid(gate(x))."""
+    """Feed-forward for every row, scaled by sigmoid(gate(x))."""
 
     def __init__(self, hidden_size: int, width: int):
         super().__init__()

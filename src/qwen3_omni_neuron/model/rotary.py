@@ -23,7 +23,7 @@ class Rotary(nn.Module):
 
     def __init__(self, rope: RopeConfig, head_dim: int):
         super().__init__()
-        # On the CPU even while weights are created on the meta device: no checkpoint has these.
+        # On the CPU even if weights are on the meta device: no checkpoint has these.
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (rope.theta ** (steps / head_dim))
         self.register_buffer("frequencies", frequencies.repeat(2), persistent=False)
@@ -34,7 +34,7 @@ class Rotary(nn.Module):
         self.register_buffer("axis", axis.repeat(2), persistent=False)
 
     def at(self, positions: Tensor) -> Rotation:
-        """Return cos and sin where the three axes are equal. positions: float32 [...]."""
+        """Return cos and sin if the three axes are equal. positions: float32 [...]."""
         return self._of_angles(positions.unsqueeze(-1) * self.frequencies)
 
     def at_axes(self, positions: Tensor) -> Rotation:
@@ -49,7 +49,7 @@ class Rotary(nn.Module):
 class RotaryTable(nn.Module):
     """Cos and sin of positions 0 up to `positions`, computed once.
 
-    It serves the code predictor, whose 16 positions are the same in every frame.
+    For the code predictor, whose 16 positions are the same in every frame.
     """
 
     cos: Tensor

@@ -1,7 +1,4 @@
-"""Talker: the rows of its prompt, and its decoder, which computes the logits of code 0.
-
-The decoder's inputs are rows of text and of codec feedback.
-"""
+"""Talker: the rows of its prompt, and its decoder, which computes the logits of code 0."""
 
 import numpy as np
 import torch
@@ -33,7 +30,7 @@ class ResizeMlp(nn.Module):
 def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     """Return the indices, int64, of the prompt tokens in user segments.
 
-    token_ids: int64 [S]. A segment runs from <|im_start|> up to the next one; the token after
+    token_ids: int64 [S]. A segment runs from <|im_start|> to the next one; the token after
     <|im_start|> is its role.
     """
     ids = token_ids.numpy()  # numpy, not torch: see prompt.prompt
@@ -47,10 +44,7 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
 
 
 def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:
-    """Return where the thinker's input is encoded media instead of a token, bool [S].
-
-    token_ids: int64 [S].
-    """
+    """Return where the thinker's input is encoded media, bool [S]. token_ids: int64 [S]."""
     return torch.isin(token_ids, torch.tensor(config.thinker.media_token_ids))
 
 
@@ -89,11 +83,11 @@ class TalkerModel(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one talker prompt, or its rows that follow those in the cache.
+        """Run one talker prompt, or the rows after those in the cache.
 
         rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the prompt's last
-        row, after which rows are padding; cache: one slot's cache. Returns codec logits [1, vocab]
-        and the last row's post-norm hidden state [1, hidden], the code predictor's first input.
+        row, before any padding; cache: one slot's cache. Returns codec logits [1, vocab] and the
+        last row's post-norm hidden state [1, hidden], the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
         x, _ = self.decoder(rows, rotation, cache, PROMPT)

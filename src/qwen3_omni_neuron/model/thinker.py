@@ -11,8 +11,7 @@ from qwen3_omni_neuron.model.rotary import Rotary
 class ThinkerModel(nn.Module):
     """Decoder of 48 MoE layers (released) with multi-axis rotary embedding.
 
-    accept_layer: index into the reference's hidden_states; the talker takes those rows at media
-    positions.
+    accept_layer: index into the reference's hidden_states, the talker's input at media positions.
     Source: transformers Qwen3OmniMoeThinkerForConditionalGeneration.forward.
     """
 
@@ -33,13 +32,13 @@ class ThinkerModel(nn.Module):
         cache: Appendable,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt, or its rows that follow those in the cache.
+        """Run one prompt, or the rows after those in the cache.
 
         rows: [S, hidden], token embeddings, with encoded media at media positions; positions:
-        float32 [3, S]; last: int64 [1], index of the prompt's last row, after which rows are
-        padding; cache: cache of one slot; deepstack: [layers, S, hidden], what the first layers
-        add to the rows of images and video, and zeros. Returns logits [1, vocab] of the last row
-        and the accept layer's hidden states [S, hidden].
+        float32 [3, S]; last: int64 [1], index of the prompt's last row, before any padding; cache:
+        one slot's cache; deepstack: [layers, S, hidden], what the first layers add to the rows of
+        images and video, and zeros. Returns logits [1, vocab] of the last row and the accept
+        layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
         x, accepted = self.decoder(rows, rotation, cache, PROMPT, self.accept_layer, deepstack)

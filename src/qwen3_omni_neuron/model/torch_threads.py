@@ -1,4 +1,4 @@
-"""The number of threads that torch's operations use in this thread."""
+"""The number of threads of torch's operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ import torch
 def one_torch_thread() -> Iterator[None]:
     """Let torch work on this thread alone.
 
-    Its threads wait for each other in a loop that keeps their cores busy: small operations take
-    many times longer with them where other threads work, too.
+    Its threads spin while they wait for each other: small operations take many times longer if
+    other threads work, too.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

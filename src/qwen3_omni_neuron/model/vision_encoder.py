@@ -1,8 +1,8 @@
 """Vision encoder: patches of images in, thinker rows and deepstack features out.
 
-An image is one frame, and so are two successive images of a video. Attention runs inside a frame,
-so frames are rows of one batch. The patches of a frame come in blocks of 2 x 2, which become one
-thinker row each:
+An image is one frame, and so are two successive images of a video. Attention never crosses frames,
+so frames are rows of one batch. A frame's patches come in blocks of 2 x 2, which become one thinker
+row each:
 
     0  1   4  5
     2  3   6  7
@@ -50,13 +50,13 @@ class VisionEncoder(nn.Module):
         valid: Tensor,
         attend: Attend | None = None,
     ) -> Tensor:
-        """Encode frames of one grid independently of each other.
+        """Encode independent frames of one grid.
 
         patches: [frames, P, patch_values]; places: int64 [2, P], row and column of each patch;
         grid: int64 [2], rows and columns of a frame; valid: bool [P], True for real patches, which
-        come first. P is a multiple of merge_size**2. attend: in place of the layers' own. Returns
-        [1 + deepstack layers, frames, P / merge_size**2, output_size]: the thinker's rows, then the
-        features of each deepstack layer.
+        come first. P is a multiple of merge_size**2. attend: replaces the layers' own. Returns
+        [1 + deepstack layers, frames, P / merge_size**2, output_size]: the thinker's rows, then
+        each deepstack layer's features.
         """
         position = self._positions(places, grid)
         x = self.patch_embedding(patches)
@@ -75,7 +75,7 @@ class VisionEncoder(nn.Module):
     def _positions(self, places: Tensor, grid: Tensor) -> Tensor:
         """Interpolate the learned square of positions over the grid: [P, hidden], in float32.
 
-        Bilinear between the four nearest, with aligned corners; float64 for a float64 model.
+        Bilinear, with aligned corners; float64 for a float64 model.
         """
         side = self.config.positions_per_side
         last = (grid - 1).clamp(min=1)[:, None]
@@ -136,7 +136,7 @@ class VisionLayer(nn.Module):
 class PatchMerger(nn.Module):
     """Feed-forward from 2 x 2 patches to one row.
 
-    norm_merged: whether the norm is over the four patches together, not over each.
+    norm_merged: the norm is over the four patches together, not over each.
     Source: transformers Qwen3OmniMoeVisionPatchMerger.forward.
     """
 
@@ -170,10 +170,10 @@ def pad_patches(frames: Tensor, places: Tensor, bucket: int) -> tuple[Tensor, Te
     """Pad frames with zeros to `bucket` patches each.
 
     frames: [frames, P, patch_values]; places: int64 [2, P]. Returns both, and valid, bool
-    [bucket], as `VisionEncoder.forward` takes them.
+    [bucket], for `VisionEncoder.forward`.
     """
     missing = bucket - frames.shape[1]
     valid = torch.arange(bucket) < frames.shape[1]
-    if missing:  # F.pad copies even where it adds nothing
+    if missing:  # F.pad copies even if it adds nothing
         frames, places = F.pad(frames, (0, 0, 0, missing)), F.pad(places, (0, missing))
     return frames, places, valid
