@@ -64,5 +64,5 @@ def test_another_lnc_in_the_environment_is_refused(nxdi, config, monkeypatch) ->
     from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
-    with pytest.raises(OptionError, match=r"NEURON_LOGICAL_NC_CONFIG is 1, and the plan has LNC=2"):
+    with pytest.raises(OptionError, match=r"NEURON_LOGICAL_NC_CONFIG is 1, but the plan has LNC=2"):
         DecoderApplication(DecoderSpec("thinker", config, plan_of(1)))

@@ -323,7 +323,7 @@ def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(
     moved = graph.rename(graph.with_name(f"0000.{cache}"))
     ranks = ModelRanks(replace(spec, compiled=copy), StandIn())
     said = (
-        rf"audio_encoder was compiled anew while .* \(1 files, .*/{cache}/.*/{graph.name} first\)"
+        rf"audio_encoder was compiled again at load \(1 files, .*/{cache}/.*/{graph.name} first\)"
     )
     with pytest.raises(ArtifactError, match=said):
         ranks.part("audio_encoder")

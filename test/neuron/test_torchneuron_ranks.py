@@ -226,8 +226,8 @@ KILLED = "[F137] neuronx-cc was forcibly killed"
     ("late", "said"),
     [
         ({}, None),
-        ({0: ""}, r"audio_encoder\[windows=1\] was not compiled: its call has left no NEFF"),
-        ({1: ""}, r"audio_encoder\[windows=2\] was not compiled: its call has left no NEFF"),
+        ({0: ""}, r"audio_encoder\[windows=1\] was not compiled: its call left no NEFF"),
+        ({1: ""}, r"audio_encoder\[windows=2\] was not compiled: its call left no NEFF"),
         ({0: KILLED}, r"windows=1\] was not compiled: \[F137\] .* Try --opt-level 1"),
         ({1: "no room"}, r"windows=2\] was not compiled: no room\. (?!.* Try --opt-level)"),
     ],

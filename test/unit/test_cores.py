@@ -61,14 +61,14 @@ def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused() -> None:
     for instance, placement, tp, cores, said in (
         ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2u.48.*, got 'trn1"),
         (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* smaller tp"),
-        (SMALL, "split", 4, None, r"vocoder 8-11 is asked for. .* take placement shared"),
+        (SMALL, "split", 4, None, r"vocoder 8-11. .* use placement shared"),
         (LARGE, "split", 8, ("0-7", "7-14", "16-23"), "thinker and talker share core 7"),
         (LARGE, "split", 8, ("16-23", "8-15", "16-23"), "thinker and vocoder share core 16"),
         (LARGE, "split", 8, ("0-7", "8-15", "16"), "vocoder has cores 16-16, 1 of them.*for 8"),
         (LARGE, "split", MIXED, ("0-7", "8-15", "16-23"), "vocoder has cores 16-23, 8 .*for 1"),
         (LARGE, "split", 8, ("0-7", "8-15", "57-64"), "64 logical cores .* Name other cores"),
         (LARGE, "shared", 8, ("0-7", "0-7", "8-15"), "on the same cores, got .* placement split"),
-        (LARGE, "split", 8, ("0-7", "8-15", "x"), 'range like "8-15", or "8", got \'x\''),
+        (LARGE, "split", 8, ("0-7", "8-15", "x"), 'like "8-15" or "8", got \'x\''),
     ):
         named = None if cores is None else dict(zip(STAGES, cores, strict=True))
         with pytest.raises(OptionError, match=said):
@@ -76,7 +76,9 @@ def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused() -> None:
 
 
 def test_names_that_are_no_stages_are_refused() -> None:
-    with pytest.raises(OptionError, match="cores names thinker; it is for thinker, talker, voc"):
+    with pytest.raises(
+        OptionError, match="cores names thinker; it must name all of thinker, talker, voc"
+    ):
         plan_cores(LARGE, "split", needed(8), cores={"thinker": "0-7"})
 
 

@@ -38,6 +38,7 @@ NO_FORK = 1 << 16
 OUT_OF_MEMORY = 12  # exit status of a child
 MORE_CPU_S = 60  # CPU seconds by which a child may raise its limit
 _FILES = 3
+_MOST_FILES = 64  # limit of a child's open files
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 

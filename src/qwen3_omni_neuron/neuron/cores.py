@@ -1,4 +1,4 @@
-"""The logical cores of each stage, and the environment variables that give them to a process.
+"""The logical cores of each stage, and the environment variables that select them.
 
 With placement "split" a stage has as many cores as the largest degree of its parts.
 """
@@ -26,7 +26,7 @@ class CorePlan:
     ranges: Mapping[str, tuple[int, int]]
 
     def environment(self, stage: str) -> dict[str, str]:
-        """Return the variables of a stage's process."""
+        """Return a stage process's variables."""
         return {
             "NEURON_RT_VISIBLE_CORES": _format_range(self.ranges[stage]),
             "NEURON_LOGICAL_NC_CONFIG": str(self.lnc),
@@ -40,15 +40,15 @@ def plan_cores(
     lnc: int = 2,
     cores: Mapping[str, str] | None = None,
 ) -> CorePlan:
-    """Plan the cores of every stage, from core 0 on, or use those that `cores` names.
+    """Plan the cores of every stage, from core 0 on, or use those in `cores`.
 
     needed: see compilation.plan.cores_of_stages. cores: such as "8-15" or "16", for all stages or
-    for none. Raises OptionError.
+    none. Raises OptionError.
     """
     if instance not in PHYSICAL_CORES:
         raise OptionError(
-            f"instance is one of {', '.join(PHYSICAL_CORES)}, got {instance!r}: the cores of no "
-            "other are known here."
+            f"instance must be one of {', '.join(PHYSICAL_CORES)}, got {instance!r}: its cores are "
+            "unknown."
         )
     if placement == "shared":
         needed = dict.fromkeys(needed, max(needed.values()))
@@ -78,8 +78,8 @@ def instance_type(product_name: Path = PRODUCT_NAME) -> str:
         found = f"nothing ({error})"
     if found not in PHYSICAL_CORES:
         raise OptionError(
-            f"{product_name} says {found}, which is not a known instance type. Name it: instance "
-            f"is one of {', '.join(PHYSICAL_CORES)}."
+            f"{product_name} says {found}, which is not a known instance type. Set instance to one "
+            f"of {', '.join(PHYSICAL_CORES)}."
         )
     return found
 
@@ -87,8 +87,8 @@ def instance_type(product_name: Path = PRODUCT_NAME) -> str:
 def _ranges(cores: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[int, int]]:
     if cores.keys() != set(stages):
         raise OptionError(
-            f"cores names {', '.join(cores) or 'no stage'}; it is for {', '.join(stages)}, all of "
-            "them."
+            f"cores names {', '.join(cores) or 'no stage'}; it must name all of "
+            f"{', '.join(stages)}."
         )
     return {stage: _range(stage, cores[stage]) for stage in stages}
 
@@ -96,7 +96,7 @@ def _ranges(cores: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[
 def _range(stage: str, text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else not last)):
-        raise OptionError(f'cores of the {stage} are a range like "8-15", or "8", got {text!r}.')
+        raise OptionError(f'cores of the {stage} must be like "8-15" or "8", got {text!r}.')
     return int(first), int(last or first)
 
 
@@ -106,27 +106,27 @@ def _check(plan: CorePlan, needed: Mapping[str, int], available: int) -> None:
         count = needed[stage]
         if last - first + 1 != count:
             raise OptionError(
-                f"the {stage} has cores {first}-{last}, {last - first + 1} of them, and its graphs "
+                f"the {stage} has cores {first}-{last}, {last - first + 1} of them, but its graphs "
                 f"were compiled for {count}. Give it {count}, or compile with another --tp."
             )
     if plan.placement == "shared" and len(set(plan.ranges.values())) > 1:
         raise OptionError(
             f"with placement shared one process has all stages, on the same cores, got {listed}. "
-            "Give them the same, or take placement split."
+            "Give them the same, or use placement split."
         )
     if plan.placement == "split":
         ordered = sorted(plan.ranges.items(), key=lambda item: item[1])
         for (one, (_, end)), (other, (start, _)) in pairwise(ordered):
             if start <= end:
                 raise OptionError(
-                    f"{one} and {other} share core {start} ({listed}), and a core belongs to one "
-                    "process. Give each stage cores of its own, or take placement shared."
+                    f"{one} and {other} share core {start} ({listed}), but a core belongs to one "
+                    "process. Give each stage its own cores, or use placement shared."
                 )
     if max(last for _, last in plan.ranges.values()) >= available:
         raise OptionError(
             f"{plan.instance} has {available} logical cores at LNC={plan.lnc}, 0 to "
-            f"{available - 1}, and {listed} is asked for. Name other cores, take placement shared "
-            "or a larger instance, or compile with a smaller tp."
+            f"{available - 1}, got {listed}. Name other cores, use placement shared or a larger "
+            "instance, or compile with a smaller tp."
         )
 
 

@@ -24,7 +24,7 @@ WEIGHTS_FOLDER = "weights"
 
 
 def rank_file(rank: int) -> str:
-    """Return the path of one core's weights, relative to the part's folder."""
+    """Return the path of a core's weights, relative to the part's folder."""
     return f"{WEIGHTS_FOLDER}/tp{rank}_sharded_checkpoint.safetensors"
 
 
@@ -33,11 +33,11 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 
 @dataclass(frozen=True)
 class PartSpec:
-    """Description of one part to be compiled or loaded.
+    """Description of one part to compile or load.
 
-    graphs: of one core; those with a state share it, or its first tensors. dtype: type of the
-    weights, except int8 experts and scales. make: returns a new plain module on the meta device.
-    weights: the stored tensors of every parameter; int8 parameters also give their scales.
+    graphs: of one core; those with a state share it, or its first tensors. dtype: of the weights,
+    except int8 experts and scales. make: creates a plain module on the meta device. weights: each
+    parameter's stored tensors; int8 parameters also give their scales.
     """
 
     name: str
@@ -54,17 +54,17 @@ class PartSpec:
         assert len(labels) == len(set(labels)), labels
         assert {graph.part for graph in self.graphs} == {self.name}, labels
         assert all(graph.state == self.state[: len(graph.state)] for graph in self.graphs), (
-            f"graphs of {self.name} share one state, and keep several"
+            f"graphs of {self.name} must share one state"
         )
 
     @property
     def state(self) -> tuple[TensorSpec, ...]:
-        """The state tensors on each core."""
+        """Each core's state tensors."""
         return max((graph.state for graph in self.graphs), key=len)
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
-    """Return the spec of one of a plan's parts, by its name."""
+    """Return the spec of a plan's part, by name."""
     dtype = getattr(torch, plan.arithmetic)
     if name == "code_predictor":
         dtype, _ = predictor_types(plan)
@@ -75,7 +75,7 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
 
     graphs = tuple(graph for graph in all_graphs(config, plan) if graph.part == name)
     module, weights = _laid_out(static, name, dtype)
-    if name == "code_predictor":  # the talker's codec embedding, a second copy on the same cores
+    if name == "code_predictor":  # with the talker's codec embedding, a copy on the same cores
         (_, pieces), *_ = codec_embedding_pieces()
         whole = [*weights.pieces, ("code0_embedding.weight", pieces)]
         weights = replace(weights, pieces=whole)
@@ -94,14 +94,11 @@ def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Mod
 
 
 Run = Callable[[str, dict[str, Tensor]], Sequence[Tensor]]
-"""(label, inputs by name) -> outputs.
-
-Inputs and outputs have the types that they have on the device; an input that is left out is zeros.
-"""
+"""(label, inputs by name) -> outputs, in the device's types; missing inputs are zeros."""
 
 
 class LoadedPart:
-    """The graphs of one part on its cores, with its weights and its state."""
+    """One part's graphs on its cores, with its weights and state."""
 
     def __init__(self, graphs: Iterable[Graph], run: Run):
         self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
@@ -110,7 +107,7 @@ class LoadedPart:
         self._run: Run | None = run
 
     def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Run one graph and renew the state. Returns Graph.outputs, on the host.
+        """Run one graph and update the state. Returns Graph.outputs, on the host.
 
         inputs: as Graph.inputs; None: zeros. Raises ClosedError.
         """
@@ -130,37 +127,34 @@ class LoadedPart:
         )
 
     def warm_up(self) -> None:
-        """Call every graph once.
-
-        Only decoders' slots change, which are filled before they are read.
-        """
+        """Call every graph once. Changes only decoders' slots, which are filled before use."""
         started = time.monotonic()
         for label, graph in self.graphs.items():
             self.call(label, *[spec.idle_input() for spec in graph.inputs])
         log_warm_up(self.name, len(self.graphs), started)
 
     def close(self) -> None:
-        """Release the part's memory. Later calls are refused."""
+        """Free the part's memory. Later calls are refused."""
         self._run = None
 
 
 def log_warm_up(name: str, graphs: int, started: float) -> None:
-    """Log the warm-up of a part since `started` (time.monotonic)."""
+    """Log a part's warm-up since `started` (time.monotonic)."""
     seconds = time.monotonic() - started
     logger.info("%s: called each of %d graphs once, in %.1f s", name, graphs, seconds)
 
 
 def graphs_by_size(part: LoadedPart, name: str, *axes: str) -> dict[tuple[int, ...], Graph]:
-    """Return the graphs of one name by their sizes along `axes`, ascending."""
+    """Return one name's graphs by their sizes along `axes`, ascending."""
     alike = [graph for graph in part.graphs.values() if graph.name == name]
     return dict(sorted((tuple(map(graph.size, axes)), graph) for graph in alike))
 
 
 def device_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the device's type for numbers of this type: int32 for int64."""
+    """Return the device's dtype for this one: int32 for int64."""
     return _DEVICE_TYPES.get(dtype, dtype)
 
 
 def to_device_type(x: Tensor) -> Tensor:
-    """Convert a tensor to its type on the device."""
+    """Convert a tensor to its dtype on the device."""
     return x.to(device_type(x.dtype))

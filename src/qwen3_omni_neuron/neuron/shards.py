@@ -1,4 +1,4 @@
-"""The weights of a part as its ranks have them, and the files."""
+"""The weights of a part as sharded over ranks, and their files."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
@@ -20,7 +20,7 @@ from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, PartSpec, rank_file, to_device_type
 
-_OWNER = "owner"  # first part of every name in the files: the module in the traced module
+_OWNER = "owner"  # first part of names in the files: the module in the traced module
 
 
 class PartShare:
@@ -29,39 +29,39 @@ class PartShare:
     def __init__(self, spec: PartSpec, group: Group):
         owner = spec.make().eval()
         self.cuts: Mapping[str, Cut] = parallelize(owner, spec.tp, group)
-        """How each parameter is cut, by its name in the plain module."""
+        """Each parameter's sharding, by its name in the plain module."""
         fill(owner, [(name, to_device_type(buffer)) for name, buffer in owner.named_buffers()])
         self.owner = owner
 
     @property
     def weights(self) -> Layout:
-        """The shape and type of every tensor in a rank's file."""
+        """Shape and dtype of every tensor in a rank's file."""
         tensors = (*self.owner.named_parameters(), *self.owner.named_buffers())
         return {weight_name(name): (tuple(t.shape), t.dtype) for name, t in tensors}
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """The owner's buffers, by their names in it."""
+        """The owner's buffers, by name."""
         return dict(self.owner.named_buffers())
 
     def allocate(self) -> None:
-        """Give the parameters memory, uninitialized."""
+        """Allocate the parameters, uninitialised."""
         parameters = list(self.owner.named_parameters())
         fill(self.owner, ((name, torch.empty_like(t, device="cpu")) for name, t in parameters))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take every tensor of a rank's file."""
+        """Set every tensor from a rank's file."""
         owned = {name.removeprefix(f"{_OWNER}."): tensor for name, tensor in weights.items()}
         fill(self.owner, owned.items())
 
 
 def weight_name(name: str) -> str:
-    """Return the name in a file of a parameter or constant of the part's own module."""
+    """Return the name in a file of a parameter or constant of the part's module."""
     return f"{_OWNER}.{name}"
 
 
 def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the weights of every rank, one parameter in memory at a time.
+    """Write every rank's weights, one parameter in memory at a time.
 
     Raises CheckpointError, OSError.
     """
@@ -86,7 +86,7 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
 def _parameters(
     spec: PartSpec, checkpoint: Checkpoint, int8: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a part by name, in the order of its pieces; scales follow int8."""
+    """Yield a part's parameters by name, in the order of its pieces; scales follow int8."""
     for name, tensor in converted(spec.weights, checkpoint, spec.dtype):
         if name in int8:
             yield from zip((name, name + SCALE), quantise(tensor), strict=True)
@@ -95,9 +95,9 @@ def _parameters(
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:
-    """Map a rank's weights into memory. Raises ArtifactError if the file does not fit `layout`."""
+    """Map a rank's weights into memory. Raises ArtifactError if they do not fit `layout`."""
     path = folder / rank_file(rank)
-    again = f"Delete {folder} and compile again: only it will be."
+    again = f"Delete {folder} and compile again, which skips the rest."
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

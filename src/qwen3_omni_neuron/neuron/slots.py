@@ -19,10 +19,10 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class GraphSlots(SlotLengths):
-    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
+    """A decoder's KV cache slots (see engines.protocols.DecoderSlots) over a loaded part.
 
-    A step writes recent rows, which are flushed into the segments of the cache when they are full,
-    and before rows of a prompt (see model.kv_cache.Segments).
+    A step writes recent rows, which are flushed into the cache's segments when full, and before a
+    prompt's rows (see model.kv_cache.Segments).
     """
 
     chunked_prefill = True
@@ -37,7 +37,7 @@ class GraphSlots(SlotLengths):
         recent = next(iter(self._flushes.values())).state[0]
         super().__init__(recent.shape[0])
         self._recent_rows, self._dtype = recent.shape[3], recent.dtype
-        self._held = [0] * self.slots  # rows of each slot in the segments, not the recent ones
+        self._held = [0] * self.slots  # rows of each slot in the segments
         self.context_length = self._windows[-1]
 
     def prefill(
@@ -49,13 +49,13 @@ class GraphSlots(SlotLengths):
         start: int = 0,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append rows after the first `start` rows of a slot.
+        """Append rows after a slot's first `start` rows. Raises BucketError.
 
-        deepstack: [layers, S, hidden], for the thinker's first layers. Raises BucketError.
+        deepstack: [layers, S, hidden], for the thinker's first layers.
         """
         if start + len(rows) > self.context_length:
             raise BucketError(
-                f"{len(rows)} rows follow {start} of a slot, and its KV cache has "
+                f"{len(rows)} rows after {start} of a slot exceed its KV cache of "
                 f"{self.context_length} positions. Shorten the conversation, or compile with a "
                 "longer context."
             )
@@ -83,7 +83,7 @@ class GraphSlots(SlotLengths):
                     added = deepstack[:, begin:stop].to(self._dtype)
                     inputs[-1] = F.pad(added, (0, 0, 0, padding))
             logits, hidden = self._part.call(graph.label, *inputs)
-            # A talker graph returns the last row's hidden state, a thinker graph that of every row.
+            # A talker graph returns the last row's hidden state, a thinker graph every row's.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
         self._held[slot] = start + len(rows)
@@ -101,7 +101,7 @@ class GraphSlots(SlotLengths):
         length = self._lengths[source]
         assert rows <= length, f"{rows} rows to copy, and slot {source} holds {length}"
         if source != target:
-            self._lengths[target] = self._held[target] = 0  # no rows, if the call raises
+            self._lengths[target] = self._held[target] = 0  # in case the call raises
             self._flush([source], target)
             self._held[target] = rows
         self._held[target] = min(self._held[target], rows)
@@ -116,10 +116,10 @@ class GraphSlots(SlotLengths):
         longest = max(self._lengths[slot] for slot in slots)
         if longest >= self.context_length:
             raise BucketError(
-                f"a slot holds {longest} positions, as many as its KV cache has. Shorten the "
-                "conversation, or compile with a longer context."
+                f"a slot has {longest} positions, all of its KV cache. Shorten the conversation, "
+                "or compile with a longer context."
             )
-        # Only the full ones: a long slot beside them would ask for a longer window.
+        # Only full ones: a long slot among others would require a longer window.
         if full := [slot for slot in slots if self._recent(slot) == self._recent_rows]:
             self._flush(full)
         batch = bucket_of(len(slots), self._batches, "slots")
@@ -132,7 +132,7 @@ class GraphSlots(SlotLengths):
             torch.tensor(held),
             torch.tensor([self._recent(slot) for slot in slots]),
         ]
-        if batch == self.slots:  # each row is in the place of its slot
+        if batch == self.slots:  # row i is slot i
             places = named
         else:
             inputs.append(named)
@@ -158,7 +158,7 @@ class GraphSlots(SlotLengths):
         self._renew(window, counts, source, source if target is None else target)
 
     def _renew(self, window: int, counts: list[int], source: int, target: int) -> None:
-        """Move the first recent rows of each slot, and copy a slot; see model.kv_cache.flushed."""
+        """Move each slot's first recent rows, and copy a slot; see model.kv_cache.flushed."""
         self._part.call(
             self._flushes[(window,)].label,
             torch.tensor(self._held),
@@ -189,7 +189,7 @@ class GraphThinkerSlots(GraphSlots):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to the first `start` rows of a slot."""
+        """Append tokens after a slot's first `start` rows."""
         rows = self._embedding.index_select(0, torch.from_numpy(token_ids))
         added = None
         if media is not None:

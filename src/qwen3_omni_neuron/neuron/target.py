@@ -1,4 +1,4 @@
-"""TorchNeuron's entry in the table of targets, and what both of Neuron's share."""
+"""TorchNeuron's target, and what both of Neuron's share."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILER_FLAGS
 from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES, require_torchneuron
 
-# The cheapest by bench/trn2/cost.py; see test/unit/test_degrees.py for the rule.
+# The cheapest by bench/trn2/cost.py, by the rule in test/unit/test_degrees.py.
 _EIGHT_CORES = Degrees(thinker=8, talker=8, predictor=1, vocoder=1, encoders=8)
 LIMITS = TargetLimits(
     target="torchneuron",
@@ -33,15 +33,15 @@ LIMITS = TargetLimits(
     predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
-        # A window of 8 s of speech with its template has fewer than 128 rows. A call with 128
-        # hardly takes longer than reading the experts' weights; from about 200 on, products do.
+        # A window of 8 s of speech with its template has fewer than 128 rows. A call of 128 takes
+        # about as long as reading the experts' weights; from about 200 on, products dominate.
         "prompt_buckets": (128, 512),
-        # With 512 as well, loaded graphs may have too many DMA descriptors.
+        # With 512 as well, loaded graphs may need too many DMA descriptors.
         "decode_buckets": (2048,),
-        # A graph of 16,384 patches has more instructions than the compiler takes.
+        # A graph of 16,384 patches has too many instructions for the compiler.
         "patch_buckets": (1024, 4096),
         "audio_windows": (1, 4),
-        # More rows take several calls. The text projection is called at load alone.
+        # More rows take several calls. The text projection is called only at load.
         "projection_rows": (512,),
         "batches": (1,),
         # From 8 frames on a call takes as long as its arithmetic.
@@ -51,7 +51,7 @@ LIMITS = TargetLimits(
 
 
 def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
-    """Return the variables that give each stage's process its cores. Raises OptionError."""
+    """Return the variables that select each stage process's cores. Raises OptionError."""
     from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 
     if request.placement == "shared":
@@ -63,7 +63,7 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch, TorchNeuron and the compiler, and its flags but for -O."""
+    """Return the versions of torch, TorchNeuron and the compiler, and its flags without -O."""
     return {**decisive_versions(TORCHNEURON_PACKAGES), **COMPILER_FLAGS}
 
 

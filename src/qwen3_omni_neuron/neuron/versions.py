@@ -1,4 +1,4 @@
-"""Versions of the Neuron SDK that are supported, and the check that it is installed."""
+"""Supported versions of the Neuron SDK, and the check that it is installed."""
 
 import importlib.util
 import logging
@@ -10,9 +10,9 @@ from qwen3_omni_neuron.errors import NotInstalledError
 
 logger = logging.getLogger(__name__)
 
-# SDK 2.31, the last with NxDI. PyPI's packages of these names are placeholders.
+# SDK 2.31, the last with NxDI. PyPI has placeholders of these names.
 NEURON_SDK = "2.31"
-_NEURON = {  # as the extra `neuron` of pyproject.toml pins them; nki comes with neuronx-cc
+_NEURON = {  # as pinned by the extra `neuron` of pyproject.toml; nki comes with neuronx-cc
     "neuronx-distributed-inference": "0.10.18399",
     "neuronx-distributed": "0.19.28492",
     "torch-neuronx": "2.9.0.2.15.*",
@@ -22,7 +22,7 @@ _NEURON = {  # as the extra `neuron` of pyproject.toml pins them; nki comes with
     "python": "3.11, 3.12, 3.13",
 }
 NEURON_PACKAGES = tuple(_NEURON)
-# The SDK of target torchneuron. Its torch-neuronx's version contains torch's; it has no torch_xla.
+# The SDK of target torchneuron. Its torch-neuronx's version contains torch's; no torch_xla.
 TORCHNEURON_SDK = "2.33"
 TORCHNEURON_VERSIONS = "2.13.3.*, 2.14.3.*"
 TORCHNEURON_PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "python")
@@ -49,7 +49,7 @@ def supported_torchneuron() -> dict[str, str]:
 
 
 def is_supported(version: str, supported: str) -> bool:
-    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12"."""
+    """Return whether a version is in a list such as "2.26.*" or "3.11, 3.12"."""
     wanted = [pattern.strip() for pattern in supported.split(",")]
     # "2.9.0.2.15.3+abc": the part after + names a build.
     plain = version.split("+", maxsplit=1)[0]
@@ -57,33 +57,33 @@ def is_supported(version: str, supported: str) -> bool:
 
 
 def is_torchneuron(version: str) -> bool:
-    """Tell whether a version of torch-neuronx is TorchNeuron's."""
+    """Return whether a version of torch-neuronx is TorchNeuron's."""
     from packaging.version import Version
 
     return Version(version) >= Version("2.10")  # 2.9 is the last one on torch_xla
 
 
 def require_sdk() -> None:
-    """Check the SDK's packages, and warn of unsupported versions. Raises NotInstalledError."""
+    """Raise NotInstalledError for missing SDK packages, and warn of unsupported versions."""
     absent = [name for name in _SDK_MODULES if importlib.util.find_spec(name) is None]
     if absent:
         raise NotInstalledError(
             f"target neuron needs {', '.join(absent)}, not installed here. They come with the "
-            f"Neuron SDK {NEURON_SDK}: see docs/trn2.md, and run `qwen3-omni-neuron doctor` to "
-            "list what is installed."
+            f"Neuron SDK {NEURON_SDK}: see docs/trn2.md. `qwen3-omni-neuron doctor` lists "
+            "installed versions."
         )
     _warn_of_others("neuron", NEURON_SDK, supported_neuron())
 
 
 def require_torchneuron() -> None:
-    """Check that TorchNeuron is installed; see require_sdk. Raises NotInstalledError."""
+    """Raise NotInstalledError without TorchNeuron; see require_sdk."""
     version = installed_version("torch-neuronx")
     if version is None or not is_torchneuron(version):
         found = "none" if version is None else f"torch-neuronx {version}"
         raise NotInstalledError(
-            f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, and here "
-            f"is {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md, and "
-            "run `qwen3-omni-neuron doctor` to list what is installed."
+            f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, but "
+            f"found {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md. "
+            "`qwen3-omni-neuron doctor` lists installed versions."
         )
     _warn_of_others("torchneuron", TORCHNEURON_SDK, supported_torchneuron())
 
@@ -96,8 +96,8 @@ def _warn_of_others(target: str, sdk: str, supported: Mapping[str, str]) -> None
     ]
     if found:
         logger.warning(
-            "target %s is for the Neuron SDK %s, and here is %s: an error that follows may come "
-            "from that. docs/trn2.md names the image with the supported versions.",
+            "target %s is for the Neuron SDK %s, but found %s: later errors may come from that. "
+            "docs/trn2.md names the image with the supported versions.",
             target,
             sdk,
             ", ".join(found),

@@ -1,4 +1,4 @@
-"""One decoder as an application of NxDI: how its graphs are compiled, loaded and called."""
+"""One decoder as an NxDI application: how its graphs are compiled, loaded and called."""
 
 import copy
 import os
@@ -21,8 +21,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 )
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
 
-# As NxDI's own Qwen3-MoE: the graph computes which experts are read, and the DMA engines take these
-# numbers as offsets.
+# As NxDI's own Qwen3-MoE: the graph computes which experts are read, as offsets for the DMA
+# engines.
 EXPERT_FLAGS = " --enable-saturate-infinity --internal-enable-dge-levels vector_dynamic_offsets"
 _WORK_FOLDER = "compiling"
 
@@ -33,8 +33,8 @@ class DecoderApplication(NeuronBaseForCausalLM):
     _model_cls = DecoderModel
 
     def __init__(self, spec: DecoderSpec, **options: Any):
-        """options: options for inference_config, which raises OptionError."""
-        no_checkpoint = ""  # NxDI is to read none: our weights are not its own model's
+        """options: for inference_config, which raises OptionError."""
+        no_checkpoint = ""  # NxDI can't read ours
         super().__init__(no_checkpoint, inference_config(spec, **options))
         self.spec = spec
         self._decoders = {spec.plan.max_concurrency: self.token_generation_model}
@@ -54,14 +54,14 @@ class DecoderApplication(NeuronBaseForCausalLM):
         """Write nothing: NxDI's own method keeps the whole checkpoint in memory."""
 
     def compile_to(self, folder: Path) -> None:
-        """Compile every graph for Neuron into an empty folder, without a device."""
+        """Compile every graph into an empty folder, without a device."""
         work = folder.absolute() / _WORK_FOLDER
         os.environ["BASE_COMPILE_WORK_DIR"] = str(work)  # NxDI reads it
         self.compile(str(folder))
         shutil.rmtree(work)
 
     def load_compiled(self, folder: Path) -> None:
-        """Put the graphs and each core's weights on the cores that this process sees."""
+        """Load the graphs and each core's weights onto this process's cores."""
         self.load(str(folder), skip_warmup=True)
 
     def close(self) -> None:
@@ -135,16 +135,16 @@ class GraphWrapper(ModelWrapper):
 
 
 class CapturingInstance(DecoderModelInstance):
-    """Makes the module of a bucket, which has one more output than NxDI's builder counts."""
+    """Creates a bucket's module, which has one more output than NxDI's builder counts."""
 
     def get(self, bucket_rank: int, **kwargs: object) -> tuple[DecoderModel, dict[Tensor, int]]:
-        """Return the module, and for each tensor of its KV cache the output that renews it."""
+        """Return the module, and for each tensor of its KV cache the output that updates it."""
         module, outputs = super().get(bucket_rank, **kwargs)
         return module, {tensor: output + 1 for tensor, output in outputs.items()}
 
 
 def decode_tag(batch: int) -> str:
-    """Return NxDI's name of a decode graph of fewer rows than there are slots."""
+    """Return NxDI's name of a decode graph with fewer rows than slots."""
     return f"token_generation_model_of_{batch}"
 
 

@@ -1,4 +1,4 @@
-"""Engines over the graphs of a compiled tree, of all stages or of some."""
+"""Engines over the graphs of a compiled tree."""
 
 import time
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, log_warm_up, part_spec
 def build_engines(
     spec: EngineSpec, stages: Sequence[str] = STAGES, toolchain: NxdToolchain | None = None
 ) -> StageEngines:
-    """Load the engines of some stages in this process, and call every graph once.
+    """Load some stages' engines in this process, and call every graph once.
 
-    Raises NotInstalledError, ArtifactError, CheckpointError, and a graph's error; everything is
-    closed then.
+    Raises NotInstalledError, ArtifactError, CheckpointError, and a graph's error, after closing
+    everything.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:
@@ -53,10 +53,10 @@ def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
 
 
 class _StageParts:
-    """The parts of one stage, loaded from a compiled tree and warmed up, until `close`."""
+    """One stage's parts, loaded from a compiled tree and warmed up."""
 
     def __init__(self, spec: EngineSpec, toolchain: NxdToolchain):
-        assert spec.compiled is not None, "there is a tree to load from"
+        assert spec.compiled is not None, "needs a tree"
         self._spec, self._tree, self._toolchain = spec, spec.compiled, toolchain
         self._loaded = ExitStack()
 

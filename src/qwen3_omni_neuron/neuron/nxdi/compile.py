@@ -36,7 +36,7 @@ from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 def compile_model(
     plan: CompilePlan, model: str, folder: Path, toolchain: NxdToolchain | None = None
 ) -> ModelRecord:
-    """Compile a model's parts into an empty folder, in a process of its own.
+    """Compile a model's parts into an empty folder, in its own process.
 
     Raises CheckpointError, CompileError, OSError, NotInstalledError.
     """
@@ -44,7 +44,7 @@ def compile_model(
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)
     toolchain = toolchain or NxdToolchain()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
-    # Check the names before hours of compiling, not after.
+    # Check names before hours of compiling.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
     for part in MODEL_PARTS[model]:
         (folder / part).mkdir()
@@ -59,7 +59,7 @@ def compile_model(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the bytes of the weights of a model's parts, without NEFFs."""
+    """Return the bytes of a model's weights, without NEFFs."""
     config, total = read_config(plan.model), 0
     for part in MODEL_PARTS[model]:
         if part in DECODERS:
@@ -81,7 +81,7 @@ def _graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> Iterato
 
 
 def _decoder_graphs(spec: DecoderSpec) -> Iterator[GraphRecord]:
-    """Yield records of a decoder's graphs, without the KV cache, which NxDI makes itself."""
+    """Yield records of a decoder's graphs, without the KV cache, which NxDI allocates."""
     c, dtype = spec.decoder, str(spec.dtype).removeprefix("torch.")
     for name, sizes, inputs in decoder_examples(spec):
         rows = sizes.get("slots", 1)

@@ -1,4 +1,4 @@
-"""The decoder of thinker and talker, made of NxDI's parallel layers; see model.decoder.Decoder."""
+"""The decoder of thinker and talker, over NxDI's parallel layers; see model.decoder.Decoder."""
 
 import torch
 from neuronx_distributed.modules.moe.shared_experts import SharedExperts
@@ -145,7 +145,7 @@ class DecoderAttention(NeuronAttentionBase):
 class AxisRotary(nn.Module):
     """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    NxDI casts parameters and buffers to bfloat16: in frequencies several radians at position 1000.
+    NxDI casts parameters and buffers to bfloat16: for frequencies several radians at position 1000.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int):
@@ -154,7 +154,7 @@ class AxisRotary(nn.Module):
         self._constants = ours.frequencies, ours.axis
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [B, S, head_dim] in x's type. positions: float32 [3, B, S]."""
+        """Return cos and sin [B, S, head_dim] in x's dtype. positions: float32 [3, B, S]."""
         frequencies, axis = (constant.to(positions.device) for constant in self._constants)
         of_axis = positions.float().index_select(0, axis)  # [head_dim, B, S]
         angles = of_axis.permute(1, 2, 0) * frequencies
@@ -164,7 +164,7 @@ class AxisRotary(nn.Module):
 class GatedSharedExpert(SharedExperts):
     """The talker's shared expert, times sigmoid(gate(x)).
 
-    NxDI's MoE sums it with the routed experts, whose width differs, over the cores at once.
+    NxDI's MoE sums it over the cores together with the routed experts, whose width differs.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):
@@ -188,7 +188,7 @@ class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
     An idle row reads slot 0, and writes to an extra position at the end of a slot. NxDI's own cache
-    would write zeros into the other slots at the bucket's last position.
+    would write zeros into other slots at the bucket's last position.
     """
 
     @property

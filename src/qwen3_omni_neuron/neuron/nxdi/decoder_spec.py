@@ -14,7 +14,7 @@ Examples for a compile and inputs of calls:
     vision_mask          int32 [1, bucket, 1] **       -
     deepstack            [layers, 1, bucket, hidden] **
 
-    *  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
+    *  if the decoder's inputs are rows (talker)       ** if it reads media (thinker)
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,15 +32,15 @@ from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 
 EXECUTABLE_FILE = "model.pt"
 DECODERS = ("thinker", "talker")
-"""The parts that are NxDI's models; the others are traced from the modules of model/."""
+"""The parts that are NxDI's models; the others are traced from model/."""
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Description of one decoder to be compiled or loaded. part: one of DECODERS.
+    """Description of one decoder to compile or load. part: one of DECODERS.
 
-    A prefill for each of the plan's `prompt_buckets`, and a decode step for each pair of `batches`
-    and `decode_buckets`.
+    A prefill graph for each of the plan's `prompt_buckets`, and a decode graph for each pair of
+    `batches` and `decode_buckets`.
     """
 
     part: str
@@ -65,7 +65,7 @@ class DecoderSpec:
 
     @property
     def int8(self) -> bool:
-        """True if the routed experts are int8 with a float32 scale for each output."""
+        """True if routed experts are int8 with a float32 scale per output."""
         return self.plan.dtype == "int8" and self.part == "thinker"
 
     @property
@@ -75,7 +75,7 @@ class DecoderSpec:
 
     @property
     def deepstack_layers(self) -> int:
-        """Number of first layers whose output gets image rows added."""
+        """Number of first layers to whose output image rows are added."""
         return 0 if self.takes_rows else len(self.config.thinker.vision.deepstack_layers)
 
 
@@ -84,8 +84,8 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
     context = plan.context_length if part == "thinker" else plan.talker_context_length
     if plan.prompt_buckets[-1] > context:
         raise OptionError(
-            f"prompt_buckets has {plan.prompt_buckets[-1]}, and the {part}'s KV cache {context} "
-            "positions. Leave talker_context_length out, or raise it."
+            f"prompt_buckets has {plan.prompt_buckets[-1]}, but the {part}'s KV cache has "
+            f"{context} positions. Leave talker_context_length out, or raise it."
         )
     windows = buckets_within(context, plan.decode_buckets)
     return DecoderSpec(part, config, replace(plan, context_length=context, decode_buckets=windows))
@@ -93,11 +93,11 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
 
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, Tensor]
-"""Logits [B, vocab] and the captured hidden states [B, rows, hidden] of one call."""
+"""Logits [B, vocab] and captured hidden states [B, rows, hidden] of one call."""
 
 IDLE = -1
-"""Slot number of a padding row, whose keys and values are not kept."""
-_PADDED_POSITION = -1  # lower than any other: NxDI takes the row with the highest as last
+"""Slot number of a padding row, whose keys and values are dropped."""
+_PADDED_POSITION = -1  # NxDI takes the row with the highest as the last
 _COUNT = 25
 _INPUTS_EMBEDS, _ROTARY, _MEDIA, _MEDIA_MASK, _DEEPSTACK = 18, 21, 22, 23, 24
 NAMES = {
@@ -112,12 +112,12 @@ NAMES = {
     _MEDIA_MASK: "vision_mask",
     _DEEPSTACK: "deepstack",
 }
-"""Names of the inputs that are given, by their number."""
+"""Names of the inputs in use, by their number."""
 
 
 @dataclass(frozen=True)
 class Media:
-    """The encoded media of a prompt of S rows: rows [S, hidden], read where `filled`, bool [S].
+    """Encoded media of a prompt of S rows: rows [S, hidden], read where `filled`, bool [S].
 
     deepstack: [layers, S, hidden].
     """
@@ -189,7 +189,7 @@ def _in_order(
     ids: Tensor, mask: Tensor, indices: Tensor, slots: Tensor, extra: dict[int, Tensor]
 ) -> Inputs:
     first = (ids, mask, indices, slots, torch.zeros(len(slots), 3))
-    absent = torch.empty(0)  # NxDI's sign for an input that is not given
+    absent = torch.empty(0)  # NxDI's mark of an absent input
     return (*first, *(extra.get(index, absent) for index in range(len(first), _COUNT)))
 
 

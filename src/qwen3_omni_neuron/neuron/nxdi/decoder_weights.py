@@ -1,9 +1,9 @@
-"""A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
+"""A decoder's weights as NxDI loads them: a file per core, written one parameter at a time.
 
 NxDI itself would keep the whole checkpoint in memory. The files equal those of its
-get_sharded_checkpoint for our decoder: q, k and v are separate, and experts one stack of transposed
-matrices, in int8 with scales of outputs. Heads, widths and the vocabulary are cut, the embedding's
-hidden size; routers and norms are whole.
+get_sharded_checkpoint for our decoder: q, k and v separate, and experts as one stack of transposed
+matrices, in int8 with scales of outputs. Heads, widths, the vocabulary and the embedding's hidden
+size are sharded; routers and norms are replicated.
 """
 
 import re
@@ -35,7 +35,7 @@ from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
 
 Reader = ShardReader | DrawnTensors
 
-# One of our parameters, and NxDI's parameter for each stored tensor it is made of, in order.
+# Our parameters, and NxDI's parameter for each stored tensor of them, in order.
 _SPLIT = {
     "embedding.weight": ("embed_tokens.weight",),
     "codec_embedding.weight": ("embed_tokens.weight",),
@@ -65,7 +65,7 @@ _PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
 
 
 def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the weights of every core, one parameter or expert in memory at a time.
+    """Write every core's weights, one parameter or expert in memory at a time.
 
     Raises CheckpointError, OptionError, OSError.
     """
@@ -90,7 +90,7 @@ def decoder_shard_bytes(spec: DecoderSpec) -> int:
 
 
 def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
-    """Return NxDI's parameters of a decoder and the stored tensors of each."""
+    """Return NxDI's parameters of a decoder, each with its stored tensors."""
     if part == "thinker":
         ours = thinker_pieces(config.thinker)
     else:
@@ -109,7 +109,7 @@ def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
 
 
 def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
-    """Return the shape of one of NxDI's parameters that is a stack of experts."""
+    """Return the shape of NxDI's stack of experts of this name."""
     assert c.moe is not None
     if name.endswith(_GATE_UP):
         return c.moe.experts, c.hidden_size, 2 * c.moe.expert_width
@@ -117,7 +117,7 @@ def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
 
 
 def rank_names(layers: int) -> list[str]:
-    """Return the names of the weights that hold a core's number."""
+    """Return the names of the weights that contain a core's number."""
     names = ["rank_util.rank"]
     for layer in range(layers):
         names.append(f"layers.{layer}.self_attn.rank_util.rank")
@@ -127,14 +127,14 @@ def rank_names(layers: int) -> list[str]:
 
 @dataclass(frozen=True)
 class CutParameter:
-    """The shape of a whole parameter, and its cut for the cores."""
+    """Shape of a whole parameter, and how it is sharded."""
 
     shape: tuple[int, ...]
     cut: Cut | None = None
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of each core's share."""
+        """Shape of a core's share."""
         if self.cut is None:
             return self.shape
         before, after = self.shape[: self.cut.axis], self.shape[self.cut.axis + 1 :]
@@ -142,7 +142,7 @@ class CutParameter:
 
 
 def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
-    """Return each parameter's cut, by its name without "layers.N.". Raises OptionError."""
+    """Return each parameter's sharding, by name without "layers.N.". Raises OptionError."""
     assert c.moe is not None
     moe, hidden = c.moe, c.hidden_size
     queries = query_heads(c.heads, c.kv_heads, tp)
@@ -185,7 +185,7 @@ def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
 
 
 def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
-    """Return the pieces of the parameters in the files; the talker's have no embedding table."""
+    """Return the pieces of the parameters in the files; the talker's lack the embedding table."""
     pieces = nxdi_pieces(spec.config, spec.part)
     return [
         (name, parts)
@@ -212,7 +212,7 @@ def _layout(spec: DecoderSpec) -> Layout:
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name and the cores' shares, a stack by experts, then its scales."""
+    """Yield each parameter's name and the cores' shares; for a stack by experts, then scales."""
     tp, dtype = spec.tp, spec.dtype
     parameters = cut_parameters(spec.decoder, tp)
     for target, parts in pieces:
@@ -221,7 +221,7 @@ def _cut_parameters(
         shape = parameter.shape
         stacked = bool(parts[0].region)
         scales = []
-        with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
+        with checkpoint.reader() as reader:  # mapped for one parameter only
             for _, group in groupby(parts, _expert):
                 own = [replace(p, region=(0, *p.region[1:])) if stacked else p for p in group]
                 whole = _read((1, *shape[1:]) if stacked else shape, own, dtype, reader)

@@ -12,11 +12,11 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 
-# NxD quantises the experts' layers alone: parts of other names.
+# NxD quantises only the experts' layers.
 QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
     {
         "quantized": True,
-        "quantized_checkpoints_path": "",  # read by NxDI's own loading, which is not used
+        "quantized_checkpoints_path": "",  # read by NxDI's loading, which is not used
         "quantization_type": "expert_wise_per_channel_symmetric",
         "quantization_dtype": "int8",
         "modules_to_not_convert": ["embed_tokens", "self_attn", "router", "lm_head"],
@@ -42,7 +42,7 @@ class DecoderInferenceConfig(InferenceConfig):
 
     @classmethod
     def get_neuron_config_cls(cls) -> type[MoENeuronConfig]:
-        """Return the class of the part that is about the device; NxDI asks for it."""
+        """Return the class of the device's part, for NxDI."""
         return MoENeuronConfig
 
 
@@ -82,8 +82,7 @@ def _capture(spec: DecoderSpec) -> Capture:
     if spec.takes_rows:
         return Capture("lm_head", output=False)
     accept_layer = talker.accept_hidden_layer if talker else 0
-    # hidden_states[n] of the reference is the output of layer n - 1, and hidden_states[0] the
-    # input of layer 0.
+    # The reference's hidden_states[n] is layer n - 1's output, hidden_states[0] layer 0's input.
     return Capture(f"layers.{max(0, accept_layer - 1)}", output=accept_layer > 0)
 
 
@@ -92,7 +91,7 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
     assert c.moe is not None
     ours: dict[str, Any] = {
         "tp_degree": spec.tp,
-        "moe_tp_degree": spec.tp,  # NxDI's default is 1, whatever tp_degree is
+        "moe_tp_degree": spec.tp,  # NxDI's default is always 1
         "torch_dtype": spec.dtype,
         "seq_len": plan.context_length,
         "max_context_length": plan.prompt_buckets[-1],
@@ -105,24 +104,24 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
         "tkg_batch_size": plan.max_concurrency,
         "kv_cache_batch_size": plan.max_concurrency,
         "is_continuous_batching": True,
-        # Else an idle row of a decode step writes into the KV cache of another slot.
+        # Otherwise an idle row of a decode step writes into another slot's KV cache.
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
-        # A prompt's experts in torch operations: the kernels ask for more than our widths have,
-        # such as blocks of a multiple of 256 rows.
+        # Experts of prompts in torch operations: the kernels require more than our widths, such as
+        # blocks of a multiple of 256 rows.
         "blockwise_matmul_config": {"use_torch_block_wise": True, "logical_nc_config": plan.lnc},
         "logical_nc_config": plan.lnc,
-        "save_sharded_checkpoint": True,  # else NxDI cuts the whole checkpoint at every load
-        "skip_warmup": True,  # hides a graph that fails; neuron.nxdi.build.warm_up_decoder doesn't
-        "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE has it
+        "save_sharded_checkpoint": True,  # else NxDI shards the whole checkpoint at every load
+        "skip_warmup": True,  # it hides failing graphs; neuron.nxdi.build.warm_up_decoder doesn't
+        "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE
     }
     if spec.int8:
         ours |= QUANTISED_EXPERTS
     config = MoENeuronConfig(**(ours | options))
-    if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says
+    if config.logical_nc_config != plan.lnc:  # NxDI prefers the environment
         raise OptionError(
-            f"NEURON_LOGICAL_NC_CONFIG is {config.logical_nc_config}, and the plan has "
+            f"NEURON_LOGICAL_NC_CONFIG is {config.logical_nc_config}, but the plan has "
             f"LNC={plan.lnc}. Unset it, or compile with --lnc {config.logical_nc_config}."
         )
     config.router_config.dtype = torch.float32

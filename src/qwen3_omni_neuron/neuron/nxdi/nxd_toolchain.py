@@ -1,8 +1,8 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
-ModelBuilder wants a forward with named parameters, the same for all graphs of a model. State is a
-registered buffer that forward replaces; states of one name share their memory. Source: its API
-reference, "In-place buffer updates".
+ModelBuilder needs a forward with named parameters, the same for all graphs of a model. State is a
+registered buffer that forward replaces; states of one name share memory. Source: its API reference,
+"In-place buffer updates".
 """
 
 import shutil
@@ -29,12 +29,12 @@ from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard, write_pa
 from qwen3_omni_neuron.neuron.versions import require_sdk
 
 WORK_FOLDER = "compiler"
-# The parts whose graphs run every frame.
+# Parts whose graphs run every frame.
 _EVERY_FRAME = ("code_predictor", "code2wav")
 
 
 class DecoderGraphs(Protocol):
-    """The graphs of one decoder on its cores, over the inputs of neuron.nxdi.decoder_spec."""
+    """One decoder's graphs on its cores, over the inputs of neuron.nxdi.decoder_spec."""
 
     spec: DecoderSpec
 
@@ -52,18 +52,18 @@ class DecoderGraphs(Protocol):
 
 
 class TracedPart(PartShare):
-    """One rank's share of a part, and a module for each of its graphs."""
+    """One rank's share of a part, and a module per graph."""
 
     def __init__(self, spec: PartSpec, group: Group):
         super().__init__(spec, group)
         names = {tensor.name: None for graph in spec.graphs for tensor in graph.inputs}
         kind = _with_named_inputs(tuple(names))
         self.graphs = {graph.label: kind(graph, self.owner) for graph in spec.graphs}
-        """Each graph's module by label; all share the same weights."""
+        """Modules by label; all share the same weights."""
 
 
 class TracedGraph(nn.Module):
-    """One graph: named inputs to outputs, with the state in buffers."""
+    """One graph: named inputs to outputs, with state in buffers."""
 
     def __init__(self, graph: Graph, owner: nn.Module):
         super().__init__()
@@ -82,20 +82,20 @@ class TracedGraph(nn.Module):
         }
 
     def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run the graph and renew the state. given: the graph's inputs, and possibly others."""
+        """Run the graph and update the state. given: the graph's inputs, and possibly others."""
         graph = self._graph
         inputs = _typed(graph.inputs, (given[spec.name] for spec in graph.inputs))
         state = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
         outputs, new_state = graph.call(self.owner, inputs, state)
         for spec, old, tensor in zip(graph.state, state, new_state, strict=True):
             # The tracer treats a buffer that forward does not replace as a weight.
-            assert tensor is not old, f"{graph.label} does not renew {spec.name}"
+            assert tensor is not old, f"{graph.label} does not update {spec.name}"
             setattr(self, state_name(spec), to_device_type(tensor))
         return tuple(map(to_device_type, outputs))
 
 
 def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
-    """Make a TracedGraph whose forward has these parameters, each None by default."""
+    """Create a TracedGraph class whose forward has these parameters, default None."""
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     for name in names:
         parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None))
@@ -111,7 +111,7 @@ def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
 
 
 def state_name(spec: TensorSpec) -> str:
-    """Return the name of a state's buffer, which can't have dots."""
+    """Return the name of a state's buffer, without dots."""
     return "state_" + spec.name.replace(".", "_")
 
 
@@ -120,10 +120,10 @@ def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tens
 
 
 class NxdToolchain:
-    """Compiles each part and each decoder into a folder of its own, and loads it from there."""
+    """Compiles each part and each decoder into its folder, and loads it from there."""
 
     def __init__(self) -> None:
-        """Raises NotInstalledError, which names the packages of the SDK that are absent."""
+        """Raises NotInstalledError, with the SDK's missing packages."""
         require_sdk()
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
@@ -149,13 +149,13 @@ class NxdToolchain:
         if different := sorted(compiled ^ labels):
             raise ArtifactError(
                 f"{folder / EXECUTABLE_FILE} and this version's graphs differ in "
-                f"{', '.join(different)}. Delete {folder} and compile again: only it will be."
+                f"{', '.join(different)}. Delete {folder} and compile again, which skips the rest."
             )
         model.set_weights(shards)
         model.to_neuron()
 
         def run(label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-            # Choose the graph by name, since several graphs may take inputs of equal shapes.
+            # By name, since several graphs may have inputs of equal shapes.
             outputs: Sequence[Tensor] = model(model_name=label, **inputs)
             return outputs
 
@@ -185,7 +185,7 @@ class NxdToolchain:
     def _traced_and_compiled(self, spec: PartSpec, work: Path) -> Any:
         from neuronx_distributed import ModelBuilder, NxDParallelState
 
-        # No device is needed: NxD replaces torch.distributed by a mock, and traces rank 0.
+        # NxD replaces torch.distributed by a mock, and traces rank 0: no device is needed.
         ranks = NxDParallelState(
             world_size=spec.tp, tensor_model_parallel_size=spec.tp, lnc_size=spec.lnc
         )
@@ -194,10 +194,10 @@ class NxdToolchain:
             part.allocate()
             builder = ModelBuilder(next(iter(part.graphs.values())))
             for label, module in part.graphs.items():
-                builder.model = module  # a module for each graph, over the same weights
+                builder.model = module  # one per graph, over the same weights
                 builder.trace(kwargs=module.example(), tag=label)
             flags = {g.label: compiler_flags(g, spec.lnc) for g in spec.graphs}
-            # No priority model: its layout transformer is compiled for --lnc=1, whatever ours is.
+            # No priority model: its layout transformer would be compiled for --lnc=1.
             return builder.compile(compiler_workdir=work, compiler_args=flags)
 
     def _loaded(self, path: Path) -> Any:
@@ -209,7 +209,7 @@ class NxdToolchain:
             raise ArtifactError(
                 f"{path} can't be loaded ({error}). Delete {path.parent} and compile again."
             ) from error
-        if not isinstance(model, NxDModel):  # its result for a file of another version
+        if not isinstance(model, NxDModel):  # for a file of another version
             raise ArtifactError(
                 f"{path} is of another version of neuronx_distributed. Compile again."
             )
@@ -223,7 +223,7 @@ class NxdGroup:
         """Add up the ranks' tensors; see Group.sum."""
         from neuronx_distributed.parallel_layers import mappings
 
-        # It may add in place; the layers pass a fresh tensor.
+        # It may sum in place; the layers pass a fresh tensor.
         return mappings.reduce_from_tensor_model_parallel_region(x)
 
     def gather(self, x: Tensor) -> Tensor:
@@ -234,15 +234,15 @@ class NxdGroup:
 
 
 def compiler_flags(graph: Graph, lnc: int) -> str:
-    """Return neuronx-cc's flags: -O2 for graphs that run every frame, else -O1 (sooner)."""
+    """Return neuronx-cc's flags: -O2 for graphs of every frame, else the faster -O1."""
     level = 2 if graph.part in _EVERY_FRAME else 1
     return f"--auto-cast=none --model-type=transformer -O{level} --lnc={lnc}"
 
 
 def _not_compiled(part: str, error: Exception) -> CompileError:
     return CompileError(
-        f"{part} was not compiled: {_reasons(error)}. The compiler's files, with its logs, are "
-        "kept in the tree's .failed folder until the next run."
+        f"{part} was not compiled: {_reasons(error)}. The compiler's files and logs are in the "
+        "tree's .failed folder until the next run."
     )
 
 

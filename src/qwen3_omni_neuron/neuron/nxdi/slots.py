@@ -1,4 +1,4 @@
-"""The slots of a decoder on NxDI, the talker's and the thinker's."""
+"""The talker's and the thinker's slots on NxDI."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 )
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import DecoderGraphs
 
-NO_CHUNKED_PREFILL = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
+NO_CHUNKED_PREFILL = "NxDI computes each prompt as a whole, without an earlier one's rows"
 
 
 class NxdiSlots(SlotLengths):
-    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
+    """A decoder's KV cache slots (see engines.protocols.DecoderSlots)."""
 
     chunked_prefill = False  # NxDI's prompt graphs begin at position 0
 
@@ -45,14 +45,14 @@ class NxdiSlots(SlotLengths):
         return logits, hidden[:, 0]
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Refuse: see engines.protocols.Thinker."""
+        """Raise: see engines.protocols.Thinker."""
         raise AssertionError(NO_CHUNKED_PREFILL)
 
     def clear(self, slot: int) -> None:
         """Drop a slot's rows, and overwrite its positions with finite ones; see Thinker.clear.
 
-        A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows the
-        last one alone may be not finite: the talker's may be after them.
+        A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows, only
+        the last one may be not finite, and the talker's may come after the prompt's.
         """
         spec, length = self._graphs.spec, self._lengths[slot]
         longest = self._plan.prompt_buckets[-1]
@@ -63,7 +63,7 @@ class NxdiSlots(SlotLengths):
         if length > longest:
             seq_ids, order, _ = self._graph_rows([slot])
             rows = torch.zeros(len(order), width, dtype=spec.dtype)
-            # The row sees the shortest window, which the prompt has filled.
+            # The row sees the shortest window, filled by the prompt.
             ends = [length - 1] * len(order)
             window = self._plan.decode_buckets[0]
             self._graphs.decode(decode_inputs(seq_ids, window, ends, ends, rows=rows))
@@ -87,8 +87,8 @@ class NxdiSlots(SlotLengths):
         length = max(self._lengths[slot] for slot in slots)
         if length >= self.context_length:
             raise BucketError(
-                f"a slot holds {length} positions, as many as its KV cache has. Shorten the "
-                "conversation, or compile with a longer context."
+                f"a slot has {length} positions, all of its KV cache. Shorten the conversation, or "
+                "compile with a longer context."
             )
         seq_ids, order, kept = self._graph_rows(slots)
         row_slots = [slots[index] for index in order]
@@ -105,10 +105,10 @@ class NxdiSlots(SlotLengths):
         return logits[kept], hidden[kept]
 
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
-        """Lay out slots as rows of the smallest decode graph that has enough.
+        """Assign slots to rows of the smallest sufficient decode graph.
 
         Returns each row's slot or IDLE, and its index in `slots`; and the rows of `slots`. In the
-        graph of all slots, row i writes to slot i.
+        graph of all slots, row i is slot i.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:
@@ -123,7 +123,7 @@ class NxdiThinkerSlots(NxdiSlots):
     """The thinker's slots (see engines.protocols.ThinkerSlots)."""
 
     def __init__(self, graphs: DecoderGraphs, config: OmniConfig):
-        """graphs: graphs that capture the accept layer."""
+        """graphs: with the accept layer captured."""
         super().__init__(graphs)
         self._config = config.thinker
 
@@ -151,7 +151,7 @@ class NxdiThinkerSlots(NxdiSlots):
         return self._step(slots, token_ids, None)[0]
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
-        """Put media at their rows of the prompt, 0 elsewhere."""
+        """Place media at their rows of the prompt, and 0 elsewhere."""
         c, dtype = self._config, self._graphs.spec.dtype
         width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
         rows = torch.zeros(length, width, dtype=dtype)

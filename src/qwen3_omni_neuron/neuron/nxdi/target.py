@@ -1,4 +1,4 @@
-"""The entry of AWS Neuron's SDK 2.31, with NxDI, in the table of targets."""
+"""The target of AWS Neuron's SDK 2.31, with NxDI."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES, require_sdk
 LIMITS = replace(
     neuron_target.LIMITS,
     target="neuron",
-    # NxDI makes one process for all cores, and its decoders have one degree.
+    # NxDI has one process for all cores, and its decoders have one degree.
     tp={name: Degrees.same(tp.thinker) for name, tp in neuron_target.LIMITS.tp.items()},
     mixed_degrees=False,
     opt_levels=(),  # each graph has its own
     chunked_prefill=False,  # NxDI's context encoding begins at position 0
-    # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
+    # A spoken question has 100 to 1500 rows: padding to the next size is cheap.
     sizes={
         **neuron_target.LIMITS.sizes,
         "decode_buckets": (512, 2048),
@@ -26,7 +26,7 @@ LIMITS = replace(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch and of all that the Neuron SDK consists of."""
+    """Return the versions of torch and all of the Neuron SDK."""
     return decisive_versions(("torch", *NEURON_PACKAGES))
 
 

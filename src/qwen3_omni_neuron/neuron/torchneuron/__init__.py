@@ -1,1 +1,1 @@
-"""The Neuron target of today's SDK: TorchNeuron with torch.compile, without NxDI."""
+"""The Neuron target of SDK 2.33: TorchNeuron with torch.compile, without NxDI."""

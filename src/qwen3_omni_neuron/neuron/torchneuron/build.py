@@ -1,4 +1,4 @@
-"""Engines over the graphs of a compiled tree, which run in a process for each rank."""
+"""Engines over a compiled tree's graphs, which run in a process per rank."""
 
 import os
 import shutil
@@ -26,10 +26,10 @@ from qwen3_omni_neuron.neuron.slots import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.torchneuron.environment import settings
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Rank, TorchNeuron
 
-READY_TIMEOUT_S = 600.0  # to import torch and join the other ranks
+READY_TIMEOUT_S = 600.0  # to import torch and join the ranks
 LOAD_TIMEOUT_S = 3600.0  # to read a part's weights from a slow disk
-FIRST_CALL_S = 1800.0  # for a graph's first call, which captures it
-HANGS_S = 60.0  # for later calls: a busy host may delay a call by seconds
+FIRST_CALL_S = 1800.0  # a graph's first call captures it
+HANGS_S = 60.0  # a busy host may delay later calls by seconds
 
 
 def build_engines(

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def compile_model(
     plan: CompilePlan, model: str, folder: Path, runtime: "TorchNeuron | None" = None
 ) -> ModelRecord:
-    """Compile a model into the empty `folder`, in a process of its own.
+    """Compile a model into the empty `folder`, in its own process.
 
     Raises the errors of neuron.torchneuron.runtime.fill_folder, and OptionError.
     """
     started = time.monotonic()
-    # TorchNeuron's copies are in `folder`, too: a run that is killed leaves nothing elsewhere.
+    # TorchNeuron's copies are in `folder`, too, so that a killed run leaves nothing elsewhere.
     for name in (*CACHES.values(), LOCAL_FOLDER):
         (folder / name).mkdir()
     cores = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}

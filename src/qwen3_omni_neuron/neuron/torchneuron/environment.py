@@ -1,4 +1,4 @@
-"""The environment variables that TorchNeuron must have before it is imported, and its caches.
+"""Environment variables that TorchNeuron needs before its import, and its caches.
 
 Source: aws-neuron/torch-neuronx v2.33.0, environment variables, backend, executor, NEFF cache. The
 caches of HLO and NKI: longdct/vllm-neuron and aws-neuron/vllm-omni-neuron.
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
-# The compiler's flags for every graph, TorchNeuron v2.33.0's own. Its NEFF cache knows a graph by
-# its flags: they stand in a tree's manifest beside the versions, and the level in its plan.
+# TorchNeuron v2.33.0's own compiler flags for every graph. Its NEFF cache identifies a graph by its
+# flags: they are in a tree's manifest beside the versions, and the level in its plan.
 COMPILER_FLAGS: Mapping[str, str] = {
     "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
 }
 OPT_LEVEL = "NEURON_COMPILER_OPT_LEVEL"
-# A graph that fails must raise: if it ran on the CPU, benchmarks would be wrong.
+# A graph that fails must raise: on the CPU, it would falsify benchmarks.
 SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
     # A failing operation is not repeated on the CPU.
@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, str] = {
 }
 NEFF_FOLDER = "neff"
 # A model's folders in the tree with all that a load needs, by the variables that name each rank's
-# own. A default folder would be in a home or a temporary folder, which a load may find empty.
+# own. Defaults are in a home or temporary folder, which may be empty at a load.
 CACHES: Mapping[str, str] = {
     "TORCH_NEURONX_NEFF_CACHE_DIR": NEFF_FOLDER,
     "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
@@ -49,16 +49,16 @@ LOCAL_FOLDER = "local"  # for TorchNeuron's own copies
 
 
 def settings(folder: Path, opt_level: int | None) -> dict[str, str]:
-    """Return the variables of a process whose caches are in a folder."""
+    """Return the variables of a process with its caches in a folder."""
     names = {**CACHES, LOCAL_CACHE_FOLDER: LOCAL_FOLDER}
     folders = {variable: str(folder / name) for variable, name in names.items()}
     return {**SETTINGS, **folders, OPT_LEVEL: f"-O{opt_level}"}
 
 
 def set_before_import(variables: Mapping[str, str]) -> None:
-    """Put variables into this process's environment.
+    """Set this process's environment variables.
 
-    Raises OptionError if one has another value, or torch_neuronx was imported without them.
+    Raises OptionError if one has another value, or torch_neuronx was imported before.
     """
     different = {name: os.environ.get(name) for name in variables}
     different = {name: now for name, now in different.items() if now != variables[name]}
@@ -66,7 +66,7 @@ def set_before_import(variables: Mapping[str, str]) -> None:
         if now is not None:
             instead = ", and compile with --opt-level" if name == OPT_LEVEL else ""
             raise OptionError(
-                f"{name} is {now!r}, and target torchneuron needs {variables[name]!r}. Unset it"
+                f"{name} is {now!r}, but target torchneuron needs {variables[name]!r}. Unset it"
                 f"{instead}."
             )
     if different and "torch_neuronx" in sys.modules:
@@ -81,8 +81,8 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 class GraphCaches:
     """A process's folders of compiled graphs (NEFFs), of their HLO, and of NKI's kernels.
 
-    TorchNeuron finds a graph by a hash of what was captured. A load links a tree's files, and
-    notices what was compiled anew.
+    TorchNeuron finds a graph by a hash of its capture. A load links a tree's files, and detects
+    new compiles.
     """
 
     def __init__(self, folder: Path):
@@ -93,7 +93,7 @@ class GraphCaches:
         self._restored: set[Path] = set()
 
     def restore(self, source: Path) -> None:
-        """Link all files of a tree's model, `source`. Raises ArtifactError if it has no NEFF."""
+        """Link all files of a tree's model, `source`. Raises ArtifactError without a NEFF."""
         for name, folder in self._folders.items():
             files = [path for path in (source / name).rglob("*") if path.is_file()]
             if not files and name == NEFF_FOLDER:
@@ -106,13 +106,12 @@ class GraphCaches:
         self._restored = self._files()
 
     def check(self, part: str) -> None:
-        """Check that nothing was compiled since `restore`. Raises ArtifactError."""
+        """Raise ArtifactError if something was compiled since `restore`."""
         added = sorted(self._files() - self._restored)
         if added:
             raise ArtifactError(
-                f"{part} was compiled anew while it was loaded ({len(added)} files, {added[0]} "
-                "first): the tree is of another compiler, or of another version of TorchNeuron. "
-                "Compile it again."
+                f"{part} was compiled again at load ({len(added)} files, {added[0]} first): the "
+                "tree is of another compiler, or another version of TorchNeuron. Compile it again."
             )
 
     def _files(self) -> set[Path]:

@@ -1,4 +1,4 @@
-"""A graph of neuron/graphs/ compiled by TorchNeuron, with its state renewed in place.
+"""A graph of neuron/graphs/ compiled by TorchNeuron, with its state updated in place.
 
 A first call captures the graph's operations for TorchNeuron's backend of torch.compile; Dynamo
 would take as long again and check every weight at each call. State is an input that an output
@@ -37,10 +37,7 @@ class CompiledGraph:
         weights: Weights,
         device: torch.device,
     ):
-        """Prepare a graph.
-
-        owner: its parameters and buffers are not used, those of weights are.
-        """
+        """owner: module whose parameters and buffers `weights` replaces."""
         specs = (*graph.inputs, *graph.outputs, *graph.state)
         # Graphs of one kind are one NEFF, as the two projections: weights are inputs.
         shapes = *(spec.shape for spec in specs), *(tensor.shape for tensor in weights.tensors)
@@ -51,18 +48,17 @@ class CompiledGraph:
             spec.name: torch.empty(spec.shape, dtype=device_type(spec.dtype), device=device)
             for spec in graph.inputs
         }
-        self._zeros = set[str]()  # names of the inputs that are zeros
+        self._zeros = set[str]()  # names of inputs that are zeros
         self._renewing = _Renewing(graph, owner, weights)
         self._weights = weights.tensors
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
 
     def __call__(self, given: Mapping[str, Tensor], state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the graph and renew the state. Returns the outputs on the host.
+        """Run the graph and update the state. Returns the outputs on the host.
 
-        given: inputs by name, in the device's types; missing ones are zeros. entering: called when
-        the inputs are there.
+        given: inputs by name, in the device's types; missing ones are zeros.
         """
-        # Every call uses the mode that the graph was captured in.
+        # The mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in self._inputs.items():
                 if name in given:
@@ -78,14 +74,14 @@ class CompiledGraph:
 
 
 def copy_zeros(tensor: Tensor) -> None:
-    """Copy zeros from the host, a row at a time: TorchNeuron would compile a fill on the device."""
+    """Copy zeros from the host by row: TorchNeuron would compile a fill on the device."""
     zeros = torch.zeros(tensor.shape[1:], dtype=tensor.dtype)
     for row in tensor:
         row.copy_(zeros)
 
 
 class _Renewing(nn.Module):
-    """Module of a graph, (*inputs, *state, *weights) -> outputs, that renews its state in place."""
+    """Module of a graph, (*inputs, *state, *weights) -> outputs; updates state in place."""
 
     def __init__(self, graph: Graph, owner: nn.Module, weights: Weights):
         super().__init__()
@@ -106,13 +102,13 @@ class _Renewing(nn.Module):
 
 
 def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """Compile a module at the shapes of its inputs. Returns a function of them."""
+    """Compile a module at the shapes of its inputs. Returns a function of these."""
     fake = FakeTensorMode()
     with fake:
         inputs = [fake.from_tensor(x, static_shapes=True) for x in tensors]
         # TorchNeuron's decompositions come first: their results have other strides.
         captured = make_fx(module, pre_dispatch=True)(*inputs)
-    captured.graph.eliminate_dead_code()  # views of weights that the graph does not use
+    captured.graph.eliminate_dead_code()  # unused views of weights
     used = []
     for index, node in enumerate(captured.graph.find_nodes(op="placeholder")):
         if node.users:
@@ -125,7 +121,7 @@ def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[...
     return lambda *tensors: compiled(*[tensors[index] for index in used])
 
 
-# torch 2.13 calls it all_gather_single, and warns of the name that torch 2.9 has.
+# torch 2.13 renamed it to all_gather_single, and warns of the old name.
 _all_gather = (
     collectives.all_gather_single
     if hasattr(collectives, "all_gather_single")
@@ -134,7 +130,7 @@ _all_gather = (
 
 
 class Collectives:
-    """All ranks as a neuron.graphs.layers.Group, by functional collectives of torch.
+    """All ranks as a neuron.graphs.layers.Group, by torch's functional collectives.
 
     torch.distributed's default group must have that number.
     """
@@ -148,8 +144,8 @@ class Collectives:
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' tensors along the last axis."""
-        # Along axis 0, which moves no data. Along another one torch would split the result, and the
-        # device turns a split into a gather of single numbers.
+        # Along axis 0, which moves no data. Along another one torch would split the result, which
+        # the device turns into a gather of single numbers.
         ranks = _all_gather(x, 0, self._ranks).unflatten(0, (-1, len(x)))
         return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
 
@@ -160,7 +156,7 @@ def group_of(ranks: int) -> Group:
 
 
 class PartGraphs:
-    """The compiled graphs of one part at one rank."""
+    """One part's compiled graphs at one rank."""
 
     def __init__(
         self,
@@ -171,7 +167,7 @@ class PartGraphs:
     ):
         """Put weights and state on the device, without a compile.
 
-        folder: the part's weights; None: leave all uninitialized. Raises ArtifactError for a file
+        folder: the part's weights; None: leave all uninitialised. Raises ArtifactError for a file
         that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))

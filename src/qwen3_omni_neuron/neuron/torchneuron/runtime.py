@@ -1,4 +1,4 @@
-"""The ranks of a model over TorchNeuron, a process with one core for each, and their compile.
+"""The ranks of a model over TorchNeuron, a process per core, and their compile.
 
 Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py.
 """
@@ -40,10 +40,7 @@ class Membership:
     store: Path
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
-        """Return the variables of the rank's process, including torchrun's.
-
-        visible_cores: of all ranks, such as "8-15".
-        """
+        """Return the rank's variables, with torchrun's. visible_cores: of all, e.g. "8-15"."""
         variables = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
@@ -57,7 +54,7 @@ class Membership:
         return variables
 
     def join(self, backend: str) -> None:
-        """Make torch.distributed's default group, in which all ranks are."""
+        """Create torch.distributed's default group of all ranks."""
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
@@ -66,20 +63,20 @@ class Membership:
 
 
 class TorchNeuron:
-    """Access to a device, which can be sent to a process."""
+    """Picklable access to a device."""
 
     def start(self, membership: Membership) -> torch.device:
-        """Join the ranks over Neuron's collectives, and take the rank's core."""
+        """Join the ranks over Neuron's collectives, and acquire the rank's core."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
         membership.join("neuron")
-        # With several ranks a process sees one core, whose number is that of the rank.
+        # With several ranks a process sees one core, numbered by the rank.
         torch.neuron.set_device(membership.rank)  # type: ignore[attr-defined]
         return torch.device("neuron", membership.rank)
 
     def start_compiling(self, ranks: int) -> torch.device:
-        """Begin to compile for rank 0 without a device."""
+        """Begin to compile for rank 0, without a device."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -87,12 +84,12 @@ class TorchNeuron:
         return torch.device("neuron", 0)
 
     def synchronise(self) -> None:
-        """Wait for all that was begun, compiles among it, and raise its errors."""
+        """Wait for all started work, compiles included, and raise its errors."""
         torch.neuron.synchronize()  # type: ignore[attr-defined]
 
 
 def make_fake_group(ranks: int) -> None:
-    """Make a default group whose collectives do nothing."""
+    """Create a default group whose collectives do nothing."""
     if ranks > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -100,16 +97,16 @@ def make_fake_group(ranks: int) -> None:
 
 
 class Rank:
-    """The parts of a compiled tree at one rank. Ranks get the same calls in the same order.
+    """A compiled tree's parts at one rank. Ranks get the same calls in the same order.
 
-    work: this rank's own folder, for its caches.
+    work: this rank's folder, for its caches.
     """
 
     fault = None
 
     def __init__(self, spec: EngineSpec, runtime: TorchNeuron, membership: Membership, work: Path):
-        """Begin to use the device. Raises OptionError, NotInstalledError."""
-        assert spec.compiled is not None, "there is a tree to load from"
+        """Initialise the device. Raises OptionError, NotInstalledError."""
+        assert spec.compiled is not None, "needs a tree"
         self._spec, self._tree, self._membership = spec, spec.compiled, membership
         set_before_import(settings(work, spec.plan.opt_level))
         self._caches = GraphCaches(work)
@@ -128,11 +125,11 @@ class Rank:
         )
 
     def settle(self, name: str) -> None:
-        """Raise ArtifactError if a graph of a part was compiled anew."""
+        """Raise ArtifactError if a part's graph was compiled again."""
         self._caches.check(name)
 
     def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Run a graph of a part. Returns the outputs, at rank 0 only."""
+        """Run a part's graph. Returns the outputs, at rank 0 only."""
         outputs = self._parts[name].run(label, inputs)
         return outputs if self._membership.rank == 0 else ()
 
@@ -148,14 +145,14 @@ class Rank:
 def fill_folder(
     plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None = None
 ) -> tuple[GraphRecord, ...]:
-    """Compile a model's parts into `folder`, which has the empty folders of caches.
+    """Compile a model's parts into `folder`, which has the caches' empty folders.
 
-    All ranks run the same graphs: only rank 0's are compiled, without a device, into the caches, as
-    TorchNeuron has them, and PART/weights, a file for each rank. Raises CheckpointError,
-    CompileError, OSError, NotInstalledError.
+    All ranks run the same graphs: only rank 0's are compiled, without a device, into TorchNeuron's
+    caches, and PART/weights, a file per rank. Raises CheckpointError, CompileError, OSError,
+    NotInstalledError.
     """
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model, plan.adapters)
-    # Check the names before hours of compiling, not after.
+    # Check names before hours of compiling.
     check_names(list(lay_out(config, (MODEL_STAGES[model],))[1].values()), checkpoint)
     runtime, compiled = runtime or TorchNeuron(), set[object]()
     device = runtime.start_compiling(plan.tp.of(model))
@@ -164,7 +161,7 @@ def fill_folder(
         (folder / name).mkdir()
         write_part_shards(spec, checkpoint, folder / name)
         part = PartGraphs(spec, device)
-        runtime.synchronise()  # so that no NEFF of the copies is taken for the first graph's
+        runtime.synchronise()  # so that the copies' NEFFs don't count for the first graph
         for graph in spec.graphs:
             inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
             before = _neffs(folder)
@@ -172,12 +169,12 @@ def fill_folder(
                 part.run(graph.label, inputs)
                 runtime.synchronise()  # a call may return before its compile is done
                 if _neffs(folder) == before and part.kind(graph.label) not in compiled:
-                    raise CompileError("its call has left no NEFF")
+                    raise CompileError("its call left no NEFF")
             except Exception as error:
                 raise CompileError(
                     f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
                     "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
-                    # as neuronx-cc says it: error F137
+                    # neuronx-cc's error F137
                     f"{plan.if_killed if 'killed' in str(error) else ''}"
                 ) from error
             compiled.add(part.kind(graph.label))
@@ -185,7 +182,7 @@ def fill_folder(
 
 
 def expected_bytes(plan: CompilePlan, model: str) -> int:
-    """Return the bytes of the weights of a model's parts, without NEFFs."""
+    """Return the bytes of a model's weights, without NEFFs."""
     config = read_config(plan.model)
     return sum(part_shard_bytes(part_spec(config, plan, name)) for name in MODEL_PARTS[model])
 
