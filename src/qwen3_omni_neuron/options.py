@@ -430,94 +430,99 @@ class RequestOptions:
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
-    speaker: str = option("Ethan", "voice of the speech, in upper or lower case")
+    speaker: str = option("Ethan", "voice of the speech; case-insensitive")
     seed: int | None = option(
-        None, "seed of every random number of the request", _FROM_0, shown="a new one each time"
+        None, "seed of all random numbers", _FROM_0, shown="a new one each time"
     )
-    use_audio_in_video: bool = option(False, "encode a video's audio track too")
-    thinker_max_new_tokens: int = option(1024, "most tokens of text, the end token too", FROM_1)
+    use_audio_in_video: bool = option(False, "also encode a video's audio track")
+    thinker_max_new_tokens: int = option(1024, "maximum text tokens, end token included", FROM_1)
     thinker_eos_token_id: int | Sequence[int] | None = _own("tokens that end the text", _TOKEN_IDS)
-    thinker_do_sample: bool | None = _own("sample the text; greedy where false", _FLAG)
-    thinker_temperature: float | None = _own("temperature of the text", _FACTOR)
-    thinker_top_k: int | None = _own("likeliest tokens to sample the text from (0 = all)", _TOP_K)
-    thinker_top_p: float | None = _own("probability that these tokens add up to", _PROBABILITY)
+    thinker_do_sample: bool | None = _own("sample the text (false = greedy)", _FLAG)
+    thinker_temperature: float | None = _own("sampling temperature of the text", _FACTOR)
+    thinker_top_k: int | None = _own(
+        "sample the text from the N likeliest tokens (0 = all)", _TOP_K
+    )
+    thinker_top_p: float | None = _own(
+        "sample the text from the likeliest tokens with this total probability", _PROBABILITY
+    )
     thinker_min_p: float = option(
         0.0, "minimum probability relative to the most likely token (0 = off)", _numbers(0, 1)
     )
     thinker_repetition_penalty: float | None = _own(
-        "penalty of a token that prompt or text have (1 = none)", _FACTOR
+        "penalty for tokens already in prompt or text (1 = off)", _FACTOR
     )
     thinker_presence_penalty: float = option(
         0.0, "subtract this from logits of tokens already written", _PENALTY
     )
     thinker_frequency_penalty: float = option(
-        0.0, "subtract this from them for each time that they were written", _PENALTY
+        0.0, "subtract this from a token's logit per time it was written", _PENALTY
     )
-    thinker_min_new_tokens: int = option(0, "tokens of text before which no token ends it", _FROM_0)
+    thinker_min_new_tokens: int = option(0, "minimum text tokens before an end token", _FROM_0)
     ignore_eos: bool = option(
         False, "don't stop at an end token; generate to the limit or a stop string"
     )
-    stop: Sequence[str] = option((), "strings that end the text before them, unspoken", _STRINGS)
+    stop: Sequence[str] = option((), "end the text before any of these strings", _STRINGS)
     tools: Sequence[Mapping[str, Any]] = option(
-        (), "functions that the reply may call, as OpenAI's API describes them", _DICTS
+        (), "functions that the reply may call, in OpenAI's format", _DICTS
     )
     tool_choice: str | Mapping[str, Any] = option(
-        "auto", "which of the tools the reply may or must call", _TOOL_CHOICE
+        "auto", "tools that the reply may or must call", _TOOL_CHOICE
     )
-    parallel_tool_calls: bool = option(True, "the reply may have several calls")
+    parallel_tool_calls: bool = option(True, "allow several calls in one reply")
     grammar: Mapping[str, Any] | PreparedGrammar | None = option(
-        None, "JSON schema, regex or Lark grammar of the text", _GRAMMAR, shown="free text"
+        None,
+        "JSON schema, regex or Lark grammar that the text must match",
+        _GRAMMAR,
+        shown="free text",
     )
-    logprobs: bool = option(False, "give the log-probability of each token; not with stop")
+    logprobs: bool = option(False, "return each token's log-probability; not with stop")
     top_logprobs: int = option(
-        0, "likeliest tokens whose log-probabilities come with each token's", integers(0, 20)
+        0, "return this many likeliest alternatives per token", integers(0, 20)
     )
-    literal_text: bool = option(
-        False, "take names of special tokens in messages as words, not as these tokens"
-    )
+    literal_text: bool = option(False, "treat special tokens' names in messages as plain text")
     truncation: str | Mapping[str, Any] = option(
         "disabled",
-        "auto, or a ratio: drop the oldest turns of a too long conversation",
+        "auto or a ratio: drop the oldest turns of a conversation that is too long",
         _TRUNCATION,
     )
-    talker_max_new_tokens: int = option(4096, "most codec tokens of speech, its end too", FROM_1)
-    talker_do_sample: bool = option(True, "sample the first code of a frame; greedy where false")
-    talker_temperature: float = option(0.9, "temperature of the first code", _FACTOR)
-    talker_top_k: int = option(50, "likeliest codes to sample the first one from (0 = all)", _TOP_K)
-    talker_top_p: float = option(1.0, "probability that these codes add up to", _PROBABILITY)
-    talker_repetition_penalty: float = option(
-        1.05, "penalty of a first code that the speech has had (1 = none)", _FACTOR
+    talker_max_new_tokens: int = option(
+        4096, "maximum codec tokens of speech, end token included", FROM_1
     )
-    predictor_do_sample: bool = option(True, "sample a frame's other codes; greedy where false")
-    predictor_top_k: int = option(50, "likeliest codes to sample these from (0 = all)", _TOP_K)
-    predictor_top_p: float = option(0.8, "probability that these codes add up to", _PROBABILITY)
+    talker_do_sample: bool = option(True, "sample each frame's first code (false = greedy)")
+    talker_temperature: float = option(0.9, "sampling temperature of the first code", _FACTOR)
+    talker_top_k: int = option(50, "sample the first code from the N likeliest (0 = all)", _TOP_K)
+    talker_top_p: float = option(
+        1.0, "sample the first code from the likeliest with this total probability", _PROBABILITY
+    )
+    talker_repetition_penalty: float = option(
+        1.05, "penalty for first codes already spoken (1 = off)", _FACTOR
+    )
+    predictor_do_sample: bool = option(True, "sample a frame's other codes (false = greedy)")
+    predictor_top_k: int = option(50, "sample other codes from the N likeliest (0 = all)", _TOP_K)
+    predictor_top_p: float = option(
+        0.8, "sample other codes from the likeliest with this total probability", _PROBABILITY
+    )
     chunk_frames: Sequence[int] | None = option(
         None, "frames of the first audio chunks; the last size repeats", _SIZES, shown="adaptive"
     )
     first_chunk: str = option(
         "steady",
-        "steady: the first audio chunk waits until playback can't stop after it; early: it "
-        "does not, and on a machine slower than speech playback stops between chunks",
+        "steady: delay the first chunk until playback can't stall; early: don't wait",
         one_of("steady", "early"),
     )
     runaway_speech: str = option(
         "end",
-        "speech that goes on after all words are said, in silence, in a cycle or for too long: "
-        "end cuts it at the last sound, keep lets it run to its limit as the reference does",
+        "speech that continues after all words: end it at its last sound, or keep it",
         one_of("end", "keep"),
     )
     cache_key: str | None = option(
-        None, "only requests with the same one reuse each other's rows", shown="one for all"
+        None, "share cached prefixes only between requests with this key", shown="one for all"
     )
-    owner: str | None = option(
-        None, "whose request it is: those of different owners take turns", shown="one for all"
-    )
+    owner: str | None = option(None, "requests of different owners take turns", shown="one for all")
     first_token_timeout_s: float = option(
-        600.0, "seconds from arrival to the first token, time in the queue included", SECONDS
+        600.0, "seconds until the first token, time in the queue included", SECONDS
     )
-    wait_timeout_s: float = option(
-        120.0, "seconds between any two tokens, frames or chunks", SECONDS
-    )
+    wait_timeout_s: float = option(120.0, "seconds between two tokens, frames or chunks", SECONDS)
 
     @staticmethod
     def parse(
@@ -645,19 +650,19 @@ class LoadOptions:
     )
     dtype: str = _load(
         "auto",
-        "auto, or one of the target's: on the CPU mixed, float32, int8, int4, bfloat16 or float64",
+        "auto, or a dtype of the target; CPU: mixed, float32, int8, int4, bfloat16, float64",
     )
     max_concurrency: int | None = option(
-        None, "requests that run at a time", FROM_1, shown="the tree's, else 8"
+        None, "concurrent requests", FROM_1, shown="the tree's, else 8"
     )
     context_length: int | None = option(
         None,
-        "positions of a request's KV cache; prompt and reply must fit",
+        "KV cache positions per request, prompt and reply together",
         FROM_1,
-        shown="the tree's, else 8192 or the model's limit where that is less",
+        shown="the tree's, else 8192 or the model's limit if less",
     )
-    max_queued: int = option(256, "requests that wait for a slot, in the order they came", _FROM_0)
-    reuse: bool = option(True, "keep a prefix cache: rows of equal beginnings are computed once")
+    max_queued: int = option(256, "requests that may wait for a slot", _FROM_0)
+    reuse: bool = option(True, "reuse KV rows of common prompt prefixes (prefix cache)")
     placement: str = _load(
         "shared",
         "shared: one process; split: a process each for thinker, talker, vocoder",
@@ -665,33 +670,31 @@ class LoadOptions:
     )
     compiled_path: str | Path | None = _load(
         None,
-        "folder that `qwen3-omni-neuron compile` wrote; it gives weights, target, dtypes, "
-        "slots, context length and buckets",
+        "compiled tree; sets weights, target, dtypes, slots, context length and buckets",
         flag="--compiled",
         metavar="DIR",
     )
     instance: str | None = _load(
-        None, "instance type, for Neuron, such as trn2.48xlarge", shown="this machine's"
+        None, "EC2 instance type for Neuron, such as trn2.48xlarge", shown="this machine's"
     )
     cores: Mapping[str, str] | None = _load(
         None, "cores of each stage, for Neuron", shown="the first ones", metavar="STAGE=N-N,..."
     )
     threads: int | None = _load(
-        None, "CPU threads of all stages together", FROM_1, shown="as many as torch has"
+        None, "CPU threads of all stages together", FROM_1, shown="torch's number"
     )
     predictor_dtype: str = _load(
-        "auto", "numbers of the code predictor: auto, same or mixed; a tree has its own"
+        "auto", "dtype of the code predictor: auto, same or mixed; a tree has its own"
     )
     adapters: Sequence[str | Path | tuple[str | Path, float]] = _load(
         (),
-        "LoRA folders of PEFT to merge into the weights in this order, each perhaps with a weight; "
-        "with a compiled tree, repeat the tree's",
+        "merge these PEFT LoRA folders in order, each with its weight; repeat a tree's own",
         _ADAPTERS,
         flag="--adapter",
         metavar="DIR[=WEIGHT]",
     )
     wrap_engines: Callable[[Engines], Engines] | None = option(
-        None, "function that gets the engines and returns those to run, as to record calls"
+        None, "function that wraps the engines, for example to record calls"
     )
 
     @staticmethod

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
+from qwen3_omni_neuron.cli.model_arguments import SHIPPED, add_model_arguments, model_or_shipped
 from test.hostile.slots import fill_slots
 from test.hostile.soak.clients import Clients
 from test.hostile.soak.gate import Gate
@@ -87,7 +87,7 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("test.hostile.serve_soak", __doc__)
-    add_model_arguments(parser, "the small one that ships with the package")
+    add_model_arguments(parser, SHIPPED)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=positive, default=12)
     parser.add_argument("--realtime", type=natural, default=4, help="clients that talk; default: 4")

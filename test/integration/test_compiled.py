@@ -304,7 +304,7 @@ def test_a_script_compiles_its_model(checkpoint, tmp_path, capsys, monkeypatch) 
         runpy.run_path(script, run_name="__main__")
     assert not ended.value.code
     said = capsys.readouterr().err
-    assert "is not complete yet (thinker: missing; vision: missing; talker: m" in said
+    assert "is incomplete (thinker: missing; vision: missing; talker: m" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 

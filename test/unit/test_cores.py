@@ -60,7 +60,7 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
 def test_cores_that_a_machine_lacks_or_stages_would_share_are_refused() -> None:
     for instance, placement, tp, cores, said in (
         ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2u.48.*, got 'trn1"),
-        (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* smaller tp"),
+        (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, got .* smaller tp"),
         (SMALL, "split", 4, None, r"vocoder 8-11. .* use placement shared"),
         (LARGE, "split", 8, ("0-7", "7-14", "16-23"), "thinker and talker share core 7"),
         (LARGE, "split", 8, ("16-23", "8-15", "16-23"), "thinker and vocoder share core 16"),

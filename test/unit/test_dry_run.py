@@ -181,4 +181,4 @@ def test_a_released_checkpoint_is_judged_from_its_hub_id(capsys, monkeypatch) ->
     count = f"{len(report['graphs'])} graphs to compile"
     assert f"\ntree for {SMALL}: {size}, NEFFs on top; {count}\n" in printed
     assert cli.main(["compile", "--model", "any", "--out", "tree", "--json"]) == 1
-    assert "--json is an option of --dry-run" in capsys.readouterr().err
+    assert "--json needs --dry-run" in capsys.readouterr().err

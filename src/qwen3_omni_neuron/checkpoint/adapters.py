@@ -184,7 +184,6 @@ class Adapter:
         return {weight: _Change(A, B, scale, base=base, table=table)}
 
     def _stack(self, experts: str, A: str, B: str) -> dict[str, _Change]:  # noqa: N803
-        """Return the changes of all experts' matrices by a layer's stack."""
         hidden, width = self._shapes[experts + _FIRST]
         number = next(e for e in count() if f"{experts}.{e}.down_proj.weight" not in self._shapes)
         # A's width tells which stack it is: hidden or an expert's.
@@ -262,7 +261,6 @@ def adapters_digest(adapters: Sequence[AdapterPath]) -> str:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Read an adapter's settings. Raises CheckpointError."""
     try:
         config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_bytes())
     except (OSError, ValueError) as error:

@@ -243,7 +243,6 @@ def _snake(ours: str, theirs: str) -> Pieces:
 
 
 def _flat_rows(kernel: Tensor) -> Tensor:
-    """Flatten the patch convolution [out, channels, time, height, width] to [out, values]."""
     return kernel.flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""The command line, `qwen3-omni-neuron VERB`: a module for each verb, or for two alike."""
+"""The command line, `qwen3-omni-neuron VERB`."""
 
 import _thread
 import os
@@ -28,34 +28,34 @@ from qwen3_omni_neuron.errors import (
 END_S = 10.0  # time for the verb to clean up after a signal
 VERBS = {
     "speak": ("speak", "[text]", "answer a question in text and speech"),
-    "say": ("speak", "text", "speak a text itself"),
-    "serve": ("serve", "", "answer over HTTP, as OpenAI's API does"),
-    "transcribe": ("transcribe", "FILE...", "write down the words of sound files"),
-    "compile": ("compile", "", "convert a checkpoint once, for one target"),
+    "say": ("speak", "text", "speak a text"),
+    "serve": ("serve", "", "serve HTTP in the shapes of OpenAI's API"),
+    "transcribe": ("transcribe", "FILE...", "transcribe sound files"),
+    "compile": ("compile", "", "compile a checkpoint for a target"),
     "inspect": ("inspect", "DIR", "describe a compiled tree or a checkpoint"),
     "doctor": ("doctor", "", "report on this machine, to paste into an issue"),
-    "verify": ("verify", "", "compare a model with transformers, by stages"),
+    "verify": ("verify", "", "compare a model with transformers, stage by stage"),
 }
-"""Verbs, each with the module that has its `add_VERB`, its positional arguments, and its help."""
+"""Verbs: module of `add_VERB`, positional arguments, help."""
 
 
 def run() -> NoReturn:
-    """Run the verb of this process's command line, and end the process with its exit status.
+    """Run this process's command line, and end the process with its exit status.
 
     The first SIGTERM or Ctrl-C raises KeyboardInterrupt in the main thread, so that temporary files
-    are removed and processes end; later ones are ignored. END_S after it the process is ended,
-    whatever it does by then: the main thread may wait for one that is in a call without an end.
+    are removed and processes end; later ones are ignored. END_S later the process is ended in any
+    case: a thread may be in an endless call.
     """
     status: int = ExitStatus.FAILED
     signals = _Signals(serves=sys.argv[1:2] == ["serve"])
     try:
         _open_standard_files()
         status = main()
-    except SystemExit as end:  # from argparse, which has printed what is wrong
+    except SystemExit as end:  # from argparse, which has printed why
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # a library may have made another exception of KeyboardInterrupt
+    except BaseException:  # a library may have converted KeyboardInterrupt
         if signals.status is None:
-            with suppress(OSError):  # nobody may read stderr either
+            with suppress(OSError):  # stderr may be closed, too
                 traceback.print_exc()
     signals.raises = False
     _leave(status if signals.status is None else signals.status)
@@ -72,16 +72,16 @@ class _Signals:
             signal.SIGINT: ExitStatus.OK if serves else ExitStatus.INTERRUPTED,
         }
         for number in self._statuses:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell's & sets it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup or a shell's &
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: object) -> None:
         if self.status is not None:
             return
         self.status = self._statuses[signal.Signals(number)]
-        # A destructor or a callback that the exception meets would print it.
+        # A destructor or callback would print the exception.
         sys.unraisablehook = lambda _: None
-        # Not a threading.Thread: the main thread may hold the locks of that module.
+        # Not a threading.Thread: the main thread may hold that module's locks.
         _thread.start_new_thread(_end_late, (self.status,))
         if self.raises:
             raise KeyboardInterrupt
@@ -96,8 +96,8 @@ def _end_late(status: int) -> None:
 def _leave(status: int) -> NoReturn:
     """End the process and its child processes at once.
 
-    Not as the interpreter ends: it waits for threads, which may be in calls without an end, and
-    aborts where a daemon thread is in the code of a library such as torch.
+    The interpreter's exit would wait for threads in endless calls, and abort if a daemon thread is
+    in a library's code, such as torch's.
     """
     for file in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -107,13 +107,13 @@ def _leave(status: int) -> NoReturn:
 
 
 def _open_standard_files() -> None:
-    """Open the null device as stdin, stdout or stderr where one is closed.
+    """Open the null device for a closed stdin, stdout or stderr.
 
-    Otherwise a socket or a file of the verb gets its number, and whatever is printed. Bytes that
-    are not UTF-8, as in names of files, are read and written as Python's command line has them.
+    Otherwise a socket or file would get its number, and what is printed. Bytes that are not UTF-8,
+    as in file names, are read and written as Python's command line has them.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it gets the least number that is free, its own
+        if getattr(sys, name) is None:  # gets the lowest free number: its own
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8", closefd=False))
@@ -125,11 +125,11 @@ def _open_standard_files() -> None:
 def main(
     arguments: Sequence[str] | None = None, adapt: Callable[[ArgumentParser], None] | None = None
 ) -> int:
-    """Run one verb. Returns the exit status. Raises SystemExit for a wrong command line, and help.
+    """Run one verb. Returns the exit status. Raises SystemExit for wrong arguments, and help.
 
     adapt: changes the verb's parser, such as its defaults.
-    Where the reader of the output is gone, as `| head -1` is, it ends without a word. A pipe or a
-    socket of the verb's own that breaks is an error like others, which is raised.
+    If the output's reader has gone, as `| head -1`, it ends silently. Other broken pipes and
+    sockets are errors.
     """
     try:
         try:
@@ -137,11 +137,11 @@ def main(
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        with suppress(OSError, ValueError):  # closed, or of Python alone
+        with suppress(OSError, ValueError):  # closed, or only Python's
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
             if poll.poll(0):
-                # The rest of stdout's buffer must not be flushed at exit.
+                # Don't flush the rest of stdout's buffer at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return ExitStatus.UNREAD
         raise
@@ -175,9 +175,9 @@ def _run_verb(
 def make_parser(
     verb: str | None = None, adapt: Callable[[ArgumentParser], None] | None = None
 ) -> ArgumentParser:
-    """Make the parser of the command line. verb: the only one that gets its arguments; None: all.
+    """Make the command line's parser. verb: the only one with its arguments; None: all.
 
-    The module of a verb is imported with its arguments. adapt: see main.
+    adapt: see main.
     """
     parser = ArgumentParser(
         prog=PROGRAM,

@@ -46,38 +46,37 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint_argument(parser)
     add_option(parser, LOAD_OPTIONS["adapters"])
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the compiled tree")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="don't compile; print whether the plan fits an instance, the tree's size on disk, the "
-        "memory of a core, and the graphs; with --target cpu the tree's size",
+        help="compile nothing; print whether the plan fits, sizes on disk and in memory, graphs",
     )
-    parser.add_argument("--json", action="store_true", help="with --dry-run: print a line of JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="with --dry-run: print one line of JSON"
+    )
     for setting in SETTINGS.values():
         add_option(parser, setting)
     parser.add_argument(
         "--instance",
         metavar="TYPE",
-        help="machine that sets the default of --tp, such as trn2.3xlarge. With --dry-run: the "
-        "machine to judge the plan on; default: the smallest with the cores that --tp needs, or "
-        "without --tp a small and a large one",
+        help="EC2 instance for default --tp and --dry-run; default: smallest that fits --tp",
     )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help=f"compile one model of the tree alone: {', '.join(MODELS)}; repeatable",
+        help=f"only this model ({', '.join(MODELS)}); repeatable",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--quiet", action="store_true", help="hide progress")
 
 
 def compile_script(what: str, *models: str) -> int:
     """Run `compile` as a script whose default target is torchneuron. Returns the exit status.
 
-    what: noun for the models in the script's help. models: names of the models to compile; without
-    any, all are compiled.
+    what: noun for the models in the script's help. models: names of the models to compile; none:
+    all.
     """
     script = sys.argv[0]
     eight = find_target(TRN2).limits.tp["trn2.48xlarge"]
@@ -85,8 +84,8 @@ def compile_script(what: str, *models: str) -> int:
     def adapt(parser: argparse.ArgumentParser) -> None:
         parser.usage = f"python {script} --model PATH --out DIR [options]"
         parser.description = (
-            f"Compile {what} for a trn2: target {TRN2}, TP 8 ({eight}). Another target or "
-            "instance has its own degrees."
+            f"Compile {what} for a trn2: target {TRN2}, TP 8 ({eight}). Other targets and "
+            "instances have their own degrees."
         )
         parser.epilog = f"examples:\n  python {script} --model CHECKPOINT --out compiled"
         shown = {"target": TRN2, "tp": f"{eight}, or those of --target and --instance"}
@@ -101,13 +100,12 @@ def compile_script(what: str, *models: str) -> int:
 
 
 def _compile(parsed: argparse.Namespace) -> int:
-    """Compile what is missing. Returns the exit status."""
     if parsed.dry_run:
         return _dry_run(parsed)
     if parsed.out is None:
-        raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
+        raise OptionError("compile needs --out DIR or --dry-run.")
     if parsed.json:
-        raise OptionError("--json is an option of --dry-run.")
+        raise OptionError("--json needs --dry-run.")
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 
     named = chosen_model(parsed)
@@ -123,7 +121,7 @@ def _compile(parsed: argparse.Namespace) -> int:
     if outcome.missing:
         reasons = "; ".join(f"{model}: {reason}" for model, reason in outcome.missing.items())
         print(
-            f"{parsed.out} is not complete yet ({reasons}). Run the command again without --only.",
+            f"{parsed.out} is incomplete ({reasons}). Run the command again without --only.",
             file=sys.stderr,
         )
     return 0
@@ -139,7 +137,6 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
 
 def _dry_run(parsed: argparse.Namespace) -> int:
-    """Print what a plan takes, and whether it fits. A hub id's weights are not downloaded."""
     from qwen3_omni_neuron.checkpoint.released import open_config
 
     with open_config(chosen_model(parsed)) as folder:
@@ -158,8 +155,8 @@ def _dry_run_on_trn2(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return, as text and for JSON, whether a plan fits a trn2, its sizes, and its graphs.
 
-    instance: see neuron.graphs.memory.instances_of. each_default: use the default degrees of each
-    instance in place of the plan's degrees.
+    instance: see neuron.graphs.memory.instances_of. each_default: use each instance's default
+    degrees instead of the plan's.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.neuron.graphs import memory
@@ -173,7 +170,6 @@ def _dry_run_on_trn2(
 
 
 def _dry_run_here(plan: "CompilePlan", out: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return, as text and for JSON, the tree's size on the CPU, and the free space for `out`."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import Checkpoint
     from qwen3_omni_neuron.checkpoint.modules import lay_out
@@ -184,8 +180,8 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> tuple[list[str], dict[str, 
     if read_settings(plan.model) is not None:
         try:
             quantised = Checkpoint(plan.model, plan.adapters).quantised
-        except CheckpointError as error:  # the folder may have config.json alone
-            print(f"counted as if it were not quantised: {error}", file=sys.stderr)
+        except CheckpointError as error:  # perhaps only config.json
+            print(f"counted as unquantised: {error}", file=sys.stderr)
     config = read_config(plan.model)
     _, parts = lay_out(config)
     numbers = plan.dtype, plan.predictor_dtype
@@ -201,8 +197,6 @@ def _dry_run_here(plan: "CompilePlan", out: Path) -> tuple[list[str], dict[str, 
 
 
 class _Bar(Progress):
-    """Progress on stderr: bytes written and time, and a line for each model."""
-
     def __init__(self, quiet: bool) -> None:
         self._bar: Any = None
         self._quiet = quiet

@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron doctor`: reports this machine, versions and what is missing, as Markdown."""
+"""`qwen3-omni-neuron doctor`: reports this machine, versions and missing packages."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_doctor)
     add_examples(parser, "doctor", "doctor --json")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
@@ -61,7 +61,6 @@ def _machine() -> dict[str, str]:
 
 
 def _values(file: str) -> dict[str, str]:
-    """Return the values of a file of /proc by name; none where it does not exist."""
     lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
     return {name.strip(): value.strip() for name, _, value in (s.partition(":") for s in lines)}
 
@@ -75,7 +74,6 @@ def _library() -> str:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Return the packages that each extra lacks. A package without metadata has no extras."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -84,7 +82,6 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _neuron() -> dict[str, Any]:
-    """Return for each target its packages: supported and installed versions; flags; variables."""
     targets = {
         f"torchneuron (SDK {TORCHNEURON_SDK})": supported_torchneuron(),
         f"neuron (SDK {NEURON_SDK})": supported_neuron(),

@@ -1,7 +1,4 @@
-"""`qwen3-omni-neuron inspect`: shows what is in a compiled tree, or in a checkpoint.
-
-Of a tree it shows the manifest, and checks its files; of a checkpoint, the forms of its tensors.
-"""
+"""`qwen3-omni-neuron inspect`: shows and checks a tree's manifest, or a checkpoint's tensors."""
 
 import argparse
 import json
@@ -56,20 +53,18 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
     add_examples(parser, "inspect tree --verify", "inspect CHECKPOINT --json")
-    text = "folder that compile wrote as --out, or a checkpoint's"
-    parser.add_argument("folder", metavar="DIR", help=text)
+    parser.add_argument("folder", metavar="DIR", help="compiled tree, or checkpoint folder")
     parser.add_argument(
-        "--verify", action="store_true", help="hash every file, and fail on the first that differs"
+        "--verify", action="store_true", help="hash every file; fail at the first mismatch"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print a line of JSON: the manifest, or the table"
+        "--json", action="store_true", help="print one line of JSON: the manifest, or the table"
     )
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    """Print a tree's manifest, or the forms of a checkpoint's tensors. Returns the exit status."""
     folder = Path(parsed.folder)
-    begun = any(folder.glob(f"*/{RECORD_FILE}"))  # a compile that did not end
+    begun = any(folder.glob(f"*/{RECORD_FILE}"))  # an unfinished compile
     if not (begun or (folder / MANIFEST_FILE).exists()):
         _check_checkpoint(parsed.folder)
         if parsed.verify:
@@ -93,7 +88,6 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _check_checkpoint(named: str) -> None:
-    """Raise OptionError for what is no checkpoint's folder."""
     folder = Path(named)
     if (folder / "config.json").exists():
         return
@@ -127,11 +121,11 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
 
 
 def checkpoint_rows(checkpoint: "Checkpoint") -> list[tuple[str, ...]]:
-    """Return the heading and, for each part and form, a row of text.
+    """Return the heading and a row for each part and form.
 
-    The last column says what the CPU's dtypes int8 and int4 do with quantised matrices: keep their
-    numbers, or widen them and treat them as any weight. Only headers are read. Raises
-    CheckpointError; see checkpoint.parameters.check_names and fitting.
+    The last column says whether the CPU's dtypes int8 and int4 keep quantised matrices' numbers, or
+    widen them as any weight. Only headers are read. Raises CheckpointError; see
+    checkpoint.parameters.check_names and fitting.
     """
     import torch
 
@@ -169,7 +163,7 @@ def checkpoint_rows(checkpoint: "Checkpoint") -> list[tuple[str, ...]]:
 
 
 def auto_dtype(folder: Path) -> str:
-    """Return the dtype that "auto" means for a checkpoint on the CPU, or why there is none."""
+    """Return the dtype that "auto" means for a checkpoint on the CPU, or its error."""
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.compilation.plan import make_plan
     from qwen3_omni_neuron.cpu.target import LIMITS

@@ -1,4 +1,4 @@
-"""Arguments of the verbs that load a model: its checkpoint, and how to load it."""
+"""Arguments of the verbs that load a model."""
 
 import argparse
 import os
@@ -17,18 +17,23 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.events import ModelInfo
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
-_NO_DEFAULT = "an error"
+_NO_DEFAULT = "required"
+SHIPPED = "the shipped demo"
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model, and the flags of a load that every verb has: see `options.option`.
+def add_model_arguments(
+    parser: argparse.ArgumentParser,
+    otherwise: str = _NO_DEFAULT,
+    group: argparse._ActionsContainer | None = None,
+) -> None:
+    """Add --model, and the flags of every load to a group, by default a new "Engine".
 
     otherwise: see add_checkpoint_argument.
     """
-    group = parser.add_argument_group("the model")
-    add_checkpoint_argument(group, otherwise)
+    add_checkpoint_argument(parser, otherwise)
+    group = group or parser.add_argument_group("Engine")
     for option in LOAD_OPTIONS.values():
         if option.loads:
             add_option(group, option, option.default)
@@ -37,7 +42,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
 def add_option(
     parser: argparse._ActionsContainer, option: Option, default: Any = None, **given: Any
 ) -> None:
-    """Add an option's flag; that of a list may be given several times. given: other arguments."""
+    """Add an option's flag, repeatable for a list. given: other arguments."""
     several = option.default == ()
     kind = option.value_type
     usual = "N" if kind in (int, float) else "N,N,..." if _has_sizes(option) else kind.__name__
@@ -54,7 +59,7 @@ def add_option(
 
 
 def option_value(option: Option, text: str) -> Any:
-    """Return the value of an option's flag. Raises ArgumentTypeError for one that it can't have."""
+    """Return the value of an option's flag. Raises ArgumentTypeError."""
     try:
         if option.name == "adapters":
             return option.converted([_adapter(text)])[0]
@@ -68,7 +73,6 @@ def option_value(option: Option, text: str) -> Any:
 
 
 def _parsed(option: Option, text: str) -> Any:
-    """Return the value that a text has in the option's type. Raises ValueError."""
     kind = option.value_type
     if kind is bool:
         return _TRUTH[text.lower()]
@@ -93,24 +97,24 @@ def _adapter(text: str) -> tuple[str, float]:
     folder, _, weight = text.rpartition("=")
     try:
         return (folder, float(weight)) if folder else (text, 1.0)
-    except ValueError:  # the folder's own name has the sign
+    except ValueError:  # the sign is in the folder's name
         return text, 1.0
 
 
 def add_checkpoint_argument(
     parser: argparse._ActionsContainer, otherwise: str = _NO_DEFAULT
 ) -> None:
-    """Add --model. otherwise: help text for the default where the environment sets none."""
+    """Add --model. otherwise: help text for the default if the environment has none."""
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
         metavar="PATH",
-        help=f"checkpoint folder or hub id; default: ${MODEL_VARIABLE}, or else {otherwise}",
+        help=f"checkpoint folder or hub id; default: ${MODEL_VARIABLE}, else {otherwise}",
     )
 
 
 def model_or_shipped(parsed: argparse.Namespace) -> str:
-    """Return the checkpoint that was named, or the one that ships. Errors: see `existing`."""
+    """Return the named checkpoint, or the shipped one. Errors: see `existing`."""
     return existing(parsed.model or str(SPEAKING_CHECKPOINT))
 
 
@@ -128,7 +132,7 @@ def existing(model: str) -> str:
 def check_speaker(model: str, speaker: str | None) -> None:
     """Check a speaker by config.json, before a model is loaded. Raises OptionError.
 
-    model: a folder or a hub id; of one that is not released nothing is fetched, nor checked.
+    model: a folder or a hub id; unreleased hub ids are not fetched, nor checked.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.checkpoint.files import local_folder
@@ -145,10 +149,10 @@ def check_speaker(model: str, speaker: str | None) -> None:
 
 
 def introduce(info: "ModelInfo") -> None:
-    """Print what the checkpoint says of itself, if anything, and how to get the whole model.
+    """Print the checkpoint's introduction, if any, and how to get the whole model.
 
-    Once for each text, and on a terminal alone. Files in the user's cache folder, whose names are
-    hashes of the texts, remember them.
+    Only on a terminal, and once per text: files in the user's cache folder, named by hashes of the
+    texts, remember them.
     """
     if info.introduction and sys.stderr.isatty():
         name = sha256(info.introduction.encode()).hexdigest()
@@ -170,7 +174,7 @@ def introduce(info: "ModelInfo") -> None:
 
 
 def chosen_model(parsed: argparse.Namespace) -> str:
-    """Return the checkpoint that was named. Raises OptionError where none was."""
+    """Return the named checkpoint. Raises OptionError without one."""
     if not parsed.model:
         raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
     return parsed.model
@@ -179,7 +183,7 @@ def chosen_model(parsed: argparse.Namespace) -> str:
 def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
     """Return the keyword arguments of `Qwen3Omni.load`.
 
-    slots: number of slots where neither a compiled tree nor a flag of the verb has another.
+    slots: number of slots unless a compiled tree or a flag of the verb has another.
     """
     given = {n: value for n in LOAD_OPTIONS if (value := getattr(parsed, n, None)) is not None}
     return given if parsed.compiled_path else {"max_concurrency": slots} | given

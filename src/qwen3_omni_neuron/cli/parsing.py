@@ -13,13 +13,13 @@ _ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
 
 
 def add_examples(parser: ArgumentParser, *commands: str) -> None:
-    """Show commands at the end of the help, each without the program's name."""
+    """Show commands, without the program's name, at the end of the help."""
     shown = "\n".join(f"  {PROGRAM} {command}" for command in commands)
     parser.epilog = f"examples:\n{shown}"
 
 
 def refuse_unknown(verb: ArgumentParser, arguments: Sequence[str]) -> NoReturn:
-    """End the process with the arguments that a verb does not know, and what was meant."""
+    """End the process with a verb's unknown arguments, and the nearest known ones."""
     flag = arguments[0].partition("=")[0]
     option = flag.removeprefix("--").replace("-", "_")
     for name, table in ((flag, REMOVED_FLAGS), (option, REMOVED_OPTIONS)):
@@ -31,9 +31,9 @@ def refuse_unknown(verb: ArgumentParser, arguments: Sequence[str]) -> NoReturn:
 
 
 class GivenFile(NamedTuple):
-    """File of a command line: how messages of the package name it, its path, and its flag with it.
+    """File of a command line: its place in messages, its path, and it with its flag.
 
-    place: such as "messages[0].content[1]", with which a message about the file begins.
+    place: such as "messages[0].content[1]", where a message about the file begins.
     """
 
     place: str
@@ -42,7 +42,7 @@ class GivenFile(NamedTuple):
 
 
 def with_flags(message: str, verb: ArgumentParser, files: Iterable[GivenFile] = ()) -> str:
-    """Return a message of the package with the options and files of a verb named by its flags."""
+    """Return a message with options and files named by a verb's flags."""
     for file in files:
         if re.match(re.escape(file.place) + r"(?!\w)", message):
             about = message.removeprefix(file.place)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.model_arguments import (
+    SHIPPED,
     add_model_arguments,
     add_option,
     introduce,
@@ -32,34 +33,32 @@ if TYPE_CHECKING:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the verb, those of ServerSettings among them."""
+    """Add the verb's arguments, ServerSettings included."""
     parser.set_defaults(run=partial(_serve, parser))
     add_examples(parser, "serve", "serve --port 8001 --host 0.0.0.0 --api-keys keys.txt")
     parser.add_argument(
         "--ray",
         type=Path,
         metavar="CONFIG",
-        help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
+        help="serve a Serve YAML with Ray (docs/fleet.md); excludes other arguments",
     )
-    add_model_arguments(parser, "the small one that ships with the package")
+    add_model_arguments(parser, SHIPPED)
     for name, setting in SETTINGS.items():
         if name == "log_content":
             text = f"{setting.help}; default: {setting.default_text}"
             parser.add_argument(setting.flag, action="store_true", help=text)
         elif setting.flag:
-            # Keys are given by a file.
             keys = name == "api_keys"
             add_option(parser, replace(setting, default=None, values=None) if keys else setting)
     levels = ("debug", "info", "warning", "error", "critical")
-    text = "least level of the log's lines; default: %(default)s"
+    text = "minimum log level; default: %(default)s"
     parser.add_argument("--log-level", type=str.lower, choices=levels, default="info", help=text)
-    text = "lines for people, or JSON; default: auto, which is human on a terminal, else json"
+    text = "log format; default: auto (human on a terminal, else json)"
     forms = ("auto", "human", "json")
     parser.add_argument("--log-format", choices=forms, default="auto", help=text)
 
 
 def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit status."""
     own = [
         action.option_strings[0]
         for action in parser._actions
@@ -89,8 +88,8 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     logs.log_to_stderr(parsed.log_level, parsed.log_format)
     if settings.host not in LOOPBACK and not settings.api_keys:
         print(
-            f"qwen3-omni-neuron: {settings.host} may be reached by others, and no API key is "
-            "needed. Give --api-keys FILE.",
+            f"qwen3-omni-neuron: others may reach {settings.host} without an API key. Set "
+            "--api-keys FILE.",
             file=sys.stderr,
         )
     load = load_arguments(parsed, slots=SLOTS) | {"max_queued": settings.max_queued}
@@ -98,7 +97,6 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
 
 
 def _load(model: str, load: Mapping[str, Any]) -> "Qwen3Omni":
-    """Load the model, and print what its checkpoint says of itself."""
     from qwen3_omni_neuron.serving.model import load_and_answer
 
     omni = load_and_answer(model, **load)

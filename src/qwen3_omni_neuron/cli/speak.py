@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron speak` and `say`: answer a question in speech, or speak a text itself."""
+"""`qwen3-omni-neuron speak` and `say`: answer a question in speech, or speak a text."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
+    SHIPPED,
     add_model_arguments,
     add_option,
     check_speaker,
@@ -38,10 +39,26 @@ _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
     *("logprobs", "top_logprobs", "truncation", "cache_key", "owner"),
 )
+_INPUT = "Input and output"
+_GROUPS = {
+    "speaker": "options",
+    "use_audio_in_video": _INPUT,
+    "literal_text": _INPUT,
+    "thinker_max_new_tokens": "Limits",
+    "thinker_min_new_tokens": "Limits",
+    "ignore_eos": "Limits",
+    "talker_max_new_tokens": "Limits",
+    "runaway_speech": "Limits",
+    "first_token_timeout_s": "Limits",
+    "wait_timeout_s": "Limits",
+    "chunk_frames": "Engine",
+    "first_chunk": "Engine",
+}
+"""The help's group of each option; "Sampling" for the others."""
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the verb and a flag for each option of a request."""
+    """Add the verb's arguments, and a flag for each option of a request."""
     parser.set_defaults(run=_speak)
     add_examples(
         parser,
@@ -49,25 +66,25 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
         "speak --audio question.wav --out answer.mp3 --speaker Chelsie",
         'speak "two plus three" --out - | aplay -f S16_LE -r 24000',
     )
-    parser.add_argument("text", nargs="?", help="the question, in words")
-    for media, what in (("audio", "a spoken part"), ("image", "an image"), ("video", "a video")):
-        parser.add_argument(
+    parser.add_argument("text", nargs="?", help="question")
+    groups = _Groups(parser)
+    for media, what in (("audio", "a sound file"), ("image", "an image"), ("video", "a video")):
+        groups.of("options" if media == "audio" else _INPUT).add_argument(
             f"--{media}",
             action="append",
             dest="media",
             default=[],
             type=partial(lambda kind, file: (kind, file), media),
             metavar="FILE",
-            help=f"{what} of the question; repeatable, in order",
+            help=f"add {what} to the question; repeatable, in order",
         )
-    parser.add_argument("--system", help="a system message before the question")
-    _add_output(parser)
-    add_model_arguments(parser, "the small one that ships with the package")
-    _add_options(parser, [option.name for option in REQUEST_OPTIONS])
+    groups.of(_INPUT).add_argument("--system", metavar="TEXT", help="system message")
+    _add_output(groups)
+    _add_options(groups, [option.name for option in REQUEST_OPTIONS])
 
 
 def add_say(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the verb and a flag for each option that its requests have."""
+    """Add the verb's arguments, and a flag for each option of its requests."""
     parser.set_defaults(run=_say)
     add_examples(
         parser,
@@ -75,46 +92,50 @@ def add_say(parser: argparse.ArgumentParser) -> None:
         'say "seven red goodbye" --speaker Chelsie --out said.mp3',
         "say - --json < text.txt",
     )
-    parser.add_argument("text", help="the words to speak; - reads them from stdin")
-    _add_output(parser)
-    add_model_arguments(parser, "the small one that ships with the package")
-    _add_options(parser, SpeechArguments.__annotations__)
+    parser.add_argument("text", help="text to speak; - = stdin")
+    groups = _Groups(parser)
+    _add_output(groups)
+    _add_options(groups, SpeechArguments.__annotations__)
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what becomes of a reply."""
-    parser.add_argument(
+class _Groups:
+    """The groups of a parser's help; "options" are those that people use first."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parser = parser
+        names = (_INPUT, "Sampling", "Limits", "Engine")
+        self._groups = {name: parser.add_argument_group(name) for name in names}
+
+    def of(self, name: str) -> argparse._ActionsContainer:
+        return self._groups.get(name, self.parser)
+
+
+def _add_output(groups: _Groups) -> None:
+    common = groups.of("options")
+    common.add_argument(
         "--out",
         metavar="FILE",
-        help="where the speech goes, in the format of the name's ending: .wav, .mp3, .flac, .opus, "
-        f".ogg, .pcm; an earlier file is replaced; default: {OUT}, or where it exists the first "
-        "free one of speech-2.wav, speech-3.wav and so on; - writes it to stdout as it is made, "
-        "raw 16-bit PCM of 24 kHz",
+        help=f".wav, .mp3, .flac, .opus, .ogg or .pcm file; - = raw 24 kHz PCM; default: new {OUT}",
     )
-    parser.add_argument(
-        "--play",
-        action="store_true",
-        help="play the speech when it is complete; it is written to a file only with --out",
+    common.add_argument(
+        "--play", action="store_true", help="play the complete speech; write a file only with --out"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print a line of JSON with text, file, seed, warnings and times, instead of the text",
+    common.add_argument(
+        "--json", action="store_true", help="print one line of JSON instead of the text"
     )
-    parser.add_argument(
-        "--quiet", action="store_true", help="print no figures, and nothing about the model"
+    groups.of(_INPUT).add_argument(
+        "--quiet", action="store_true", help="print no figures or model information"
     )
 
 
-def _add_options(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
-    group = parser.add_argument_group("options of the reply")
+def _add_options(groups: _Groups, names: Collection[str]) -> None:
+    add_model_arguments(groups.parser, SHIPPED, groups.of("Engine"))
     for option in REQUEST_OPTIONS:
         if option.name in names and option.name not in _FOR_PROGRAMS:
-            add_option(group, option)
+            add_option(groups.of(_GROUPS.get(option.name, "Sampling")), option)
 
 
 def _speak(parsed: argparse.Namespace) -> int:
-    """Answer one question. Returns the exit status."""
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     options = _given_options(parsed)
@@ -135,7 +156,6 @@ def _speak(parsed: argparse.Namespace) -> int:
 
 
 def _say(parsed: argparse.Namespace) -> int:
-    """Speak one text. Returns the exit status."""
     options = _given_options(parsed)
     RequestOptions.parse(options, SpeechArguments)
     text = sys.stdin.read() if parsed.text == STDIN else parsed.text
@@ -143,7 +163,6 @@ def _say(parsed: argparse.Namespace) -> int:
 
 
 def _check_medium(kind: str, file: str, where: str) -> None:
-    """Read the head of a file. Raises an InputError that begins with `where`."""
     from qwen3_omni_neuron.prompt.media.audio import open_audio
     from qwen3_omni_neuron.prompt.media.fields import read_format
 
@@ -154,7 +173,6 @@ def _check_medium(kind: str, file: str, where: str) -> None:
 
 
 def _given_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the request that flags give."""
     given = {option.name: getattr(parsed, option.name, None) for option in REQUEST_OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -232,7 +250,6 @@ def _write_events(
     write_audio: "Callable[[NDArray[np.float32]], None]",
     text: TextIO | None,
 ) -> "SpeechResult":
-    """Write a stream's audio, and write its text to `text` unless that is None."""
     from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 
     with stream:
@@ -249,7 +266,6 @@ def _write_events(
 
 
 def _limits(result: "SpeechResult") -> list[str]:
-    """Return a sentence for each limit that ended the reply."""
     t, found = result.timings, []
     if result.thinker_finish_reason == "length":
         found.append(
@@ -265,7 +281,6 @@ def _limits(result: "SpeechResult") -> list[str]:
 
 
 def _json_line(result: "SpeechResult", out: str | None, warnings: Sequence[str]) -> str:
-    """Return a reply as a line of JSON. warnings: the result's warnings and limits."""
     line = {
         "text": result.text,
         "file": None if out == STDOUT else out,

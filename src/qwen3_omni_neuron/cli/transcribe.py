@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from qwen3_omni_neuron.cli.model_arguments import (
+    SHIPPED,
     add_model_arguments,
     add_option,
     load_arguments,
@@ -16,7 +17,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
 )
 from qwen3_omni_neuron.cli.parsing import PROGRAM, GivenFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
-from qwen3_omni_neuron.options import INSTRUCTION, LOAD_OPTIONS, REQUEST_OPTIONS
+from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 
 _CUT_TEXT = (
     "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
@@ -28,26 +29,30 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_transcribe)
     add_examples(parser, "transcribe question.wav", "transcribe question.wav answer.wav --json")
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3, WebM, MP4, M4A"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="WAV, FLAC, OGG, MP3, WebM, MP4 or M4A files",
     )
-    add_model_arguments(parser, "the small one that ships with the package")
+    add_model_arguments(parser, SHIPPED)
     parser.add_argument(
-        "--instruction", help=f"default: the checkpoint's own, or else: {INSTRUCTION}"
+        "--instruction",
+        help="prompt sent with the audio; default: the checkpoint's, else a request to transcribe",
     )
     [limit] = [option for option in REQUEST_OPTIONS if option.name == "thinker_max_new_tokens"]
     text = "token limit per window (at most 30 s)"
     add_option(parser, replace(limit, flag="--max-new-tokens", help=text), limit.default)
     add_option(parser, LOAD_OPTIONS["context_length"])
     windows = replace(LOAD_OPTIONS["max_concurrency"], flag="--concurrency", shown="1")
-    add_option(parser, replace(windows, help="windows at once"), 1)
+    add_option(parser, replace(windows, help="concurrent windows"), 1)
     parser.add_argument(
-        "--json", action="store_true", help="a line of JSON a file, with times in seconds"
+        "--json", action="store_true", help="print one line of JSON per file, times in seconds"
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--quiet", action="store_true", help="hide progress")
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:
-    """Transcribe the files. Returns the exit status: FAILED if any failed, CUT if one is cut."""
     from tqdm import tqdm
 
     from qwen3_omni_neuron.serving.transcription import Failure, Transcript, transcribe
@@ -97,7 +102,6 @@ def _transcribe(parsed: argparse.Namespace) -> int:
 
 
 def _errors(files: Sequence[Path]) -> list[str]:
-    """Return the errors of the files before the first one that can be opened as sound."""
     from qwen3_omni_neuron.prompt.media.audio import open_audio
 
     errors = []

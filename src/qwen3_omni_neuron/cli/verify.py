@@ -33,20 +33,21 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "--write",
         type=Path,
         metavar="FILE",
-        help="ask transformers, and write its results, a reference, to this file",
+        help="run transformers; save its results as the reference FILE",
     )
     either.add_argument(
-        "--against", type=Path, metavar="FILE", help="compare with the reference in this file"
+        "--against", type=Path, metavar="FILE", help="compare with the reference FILE"
     )
     add_option(parser, LOAD_OPTIONS["target"])
     parser.add_argument(
-        "--device", default="cpu", help="of transformers, for --write: cpu, or one GPU such as cuda"
+        "--device",
+        default="cpu",
+        help="device of transformers for --write: cpu or cuda; default: cpu",
     )
     add_model_arguments(parser)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    """Write a reference, or verify a model. Returns the exit status: FAILED where it differs."""
     if parsed.write is not None:
         return _write(parsed)
     model = existing(chosen_model(parsed))

@@ -319,7 +319,6 @@ def _check(name: str, value: Any, values: ValueRange) -> None:
 
 
 def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
-    """Return the allowed values of settings for a target and a checkpoint."""
     where = f" for target {limits.target}"
     top_ks = integers(1, where=where) if limits.predictor_top_k else one_of(0, where=where)
     most = config.thinker.text.max_positions
@@ -345,7 +344,6 @@ def _ranges(limits: TargetLimits, config: OmniConfig) -> dict[str, ValueRange]:
 
 
 def _sizes(step: int, needed: bool, where: str) -> ValueRange:
-    """Return the range of lists of sizes. needed: the list must not be empty."""
     words = "a list of " + "one or more " * needed + "ascending sizes"
     words += f", multiples of {step}" * (step > 1) + where
 
@@ -357,7 +355,6 @@ def _sizes(step: int, needed: bool, where: str) -> ValueRange:
 
 
 def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
-    """Check or choose the degrees. Raises OptionError."""
     where = f" for target {limits.target}"
     named = [name for name in limits.tp if name]
     if instance is not None and instance not in named:

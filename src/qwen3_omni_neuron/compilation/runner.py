@@ -185,7 +185,6 @@ def _compile(
 
 
 def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
-    """Return the reason to compile a model, or its record if it fits."""
     if not folder.exists():
         return "missing", None
     if not (folder / RECORD_FILE).exists():

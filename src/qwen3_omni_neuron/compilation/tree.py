@@ -122,7 +122,6 @@ def _plan(
     targets: Mapping[str, Target],
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
-    """Make the plan of a manifest; unknown settings are left to the versions' check."""
     settings = _EARLIER | {name: v for name, v in manifest_plan.items() if name in SETTINGS}
     limits = targets[settings.pop("target")].limits
     try:

@@ -35,7 +35,6 @@ def compact_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pieces(matrices: Tensor, packed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield some rows at a time of matrices [count, out, into], and their panels."""
     rows = max(_AT_ONCE // matrices.shape[-1] // PANEL, 1) * PANEL
     for matrix, panels in zip(matrices, packed.view(-1, *packed.shape[-2:]), strict=True):
         yield from zip(matrix.split(rows), panels.split(rows // PANEL), strict=True)
@@ -50,7 +49,6 @@ def unpack_compact(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 def _unpack_rows(packed: Tensor, out: int, into: int) -> Tensor:
-    """Return panels' bfloat16 rows [out, into]."""
     all_heads, all_quads = packed.tensor_split([-(-into // BLOCK_INPUTS) * BLOCK_HEAD], dim=1)
     heads = all_heads.split(BLOCK_HEAD, 1)
     quads = all_quads.split(BLOCK_INPUTS // 4 * QUAD_BYTES, 1)

@@ -62,7 +62,6 @@ class CpuVision:
         return torch.cat(encoded, 1)
 
     def _encode_frames(self, visual: Visual) -> Iterator[Tensor]:
-        """Yield a few frames' [1 + deepstack, rows, hidden] at a time."""
         frames, height, width = visual.grid
         c = self._encoder.config
         size = height * width

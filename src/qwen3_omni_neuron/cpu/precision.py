@@ -182,7 +182,6 @@ def _panels(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
-    """Round a matrix to int4 and pack it, in C or in torch: the same bytes."""
     library = find_library()
     if library is None:
         return pack_groups(*quantise_groups(matrix, groups), groups)
@@ -244,7 +243,6 @@ def weight_form(
 
 
 def _published_groups(stored: Sequence[QuantisedForm | None]) -> Groups | None:
-    """Return the format of published numbers that a parameter keeps."""
     forms = [form for form in stored if form is not None and form.are_groups_of_int4]
     sizes = {form.block[1] for form in forms}
     if len(forms) < max(len(stored), 1) or len(sizes) > 1:

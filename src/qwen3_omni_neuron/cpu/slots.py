@@ -66,7 +66,6 @@ class CpuSlots(SlotLengths):
         self._written[slot] = max(self._written[slot], self._lengths[slot] + 1, stop)
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Return the slots' lengths and next rope positions."""
         return [self._lengths[s] for s in slots], [self._next_positions[s] for s in slots]
 
 

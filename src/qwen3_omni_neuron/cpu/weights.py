@@ -224,7 +224,6 @@ def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str
 
 
 def _map_weights(folder: Path) -> dict[str, Tensor]:
-    """Map the weights in a model's folder. Returns tensors by name."""
     try:
         return map_tensors(folder / WEIGHTS_FILE)
     except (SafetensorError, OSError, ValueError) as error:

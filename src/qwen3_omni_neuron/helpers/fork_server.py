@@ -144,7 +144,6 @@ class _ForkServer:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report every child that has ended."""
         while self._reports and (pid := _ended()):
             _kill(pid)  # what it has started
             _, status = os.waitpid(pid, 0)
@@ -168,13 +167,11 @@ def _send(report: socket.socket, code: int) -> None:
 
 
 def _ended() -> int:
-    """Return the id of a child that has ended and is not reaped, or 0."""
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return 0 if found is None else found.si_pid
 
 
 def _kill(pid: int) -> None:
-    """Kill a child that is not reaped yet, and its process group."""
     os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # no group of its own yet
         os.killpg(pid, signal.SIGKILL)

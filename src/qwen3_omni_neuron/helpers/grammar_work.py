@@ -181,7 +181,6 @@ def _check(matcher: Any) -> None:
 
 
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
-    """Convert a rule to llguidance's format, which has no regex."""
     if "regex" not in rule:
         return rule
     import llguidance

@@ -283,7 +283,6 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
 
 
 def _how(child: Child, error: Exception) -> str:
-    """Return how a grammar's process failed, as a sentence."""
     if not isinstance(error, ChildError):
         return "the process that forks those of grammars has ended"
     # llguidance aborts if it gets no memory.

@@ -115,7 +115,6 @@ def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels
 async def _item(
     job: Job, shape: tuple[int, ...], samples: int, fps: float, fitted: bool, file: BinaryIO
 ) -> dict[str, Any]:
-    """Read a result as a message's item."""
     pixels = (await _read(file, math.prod(shape))).reshape(shape)
     heard = (await _read(file, 4 * samples)).view(np.float32)
     sound = {"audio": heard, "sampling_rate": job.media.audio_rate} if samples else {}
@@ -168,7 +167,6 @@ def decode_inline(job: Job, admit: Admit = lambda _: None) -> Decoded | None:
 
 
 def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:
-    """Return samples [samples, channels] and rate; None if they aren't plain PCM."""
     whole = int.from_bytes(content[4:8], "little") + 8 == len(content) <= MOST_INLINE_BYTES
     if not whole or content[12:16] != b"fmt " or content[20:22] != b"\1\0":  # WAVE_FORMAT_PCM
         return None

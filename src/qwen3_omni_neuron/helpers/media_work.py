@@ -164,7 +164,6 @@ def _video(job: Job, ask: Ask) -> Made:
 
 
 def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
-    """Decode a video from separate images."""
     fps, frames = job.item["fps"], len(files)
     height = width = 0
     shown, fitted, pixels = (0, 0), True, np.empty(0, np.uint8)

@@ -256,7 +256,6 @@ class Child:
         return some
 
     async def _ended(self) -> None:
-        """Wait for the end of a child that closed its connection."""
         self.kill(DEAF, END_S)
         # Shielded: its end is reported even if its caller stops waiting.
         await asyncio.shield(self.exited)

@@ -286,7 +286,6 @@ class StepState:
 
 
 def _one_hot(slot: Tensor, slots: int) -> Tensor:
-    """Return bool [slots, 1, 1, 1, 1], True for one of them. slot: integer [1]."""
     numbers = torch.arange(slots, dtype=slot.dtype, device=slot.device)
     return (numbers == slot).view(-1, 1, 1, 1, 1)
 

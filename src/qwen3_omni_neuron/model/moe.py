@@ -77,7 +77,6 @@ class MoeFeedForward(nn.Module):
         return weights.to(x.dtype), chosen
 
     def _by_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply each chosen expert once, to all rows that chose it."""
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             rows, rank = (chosen == expert).nonzero(as_tuple=True)

@@ -86,7 +86,6 @@ def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> N
 def _parameters(
     spec: PartSpec, checkpoint: Checkpoint, int8: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a part's parameters by name, in the order of its pieces; scales follow int8."""
     for name, tensor in converted(spec.weights, checkpoint, spec.dtype):
         if name in int8:
             yield from zip((name, name + SCALE), quantise(tensor), strict=True)

@@ -158,7 +158,6 @@ class GraphSlots(SlotLengths):
         self._renew(window, counts, source, source if target is None else target)
 
     def _renew(self, window: int, counts: list[int], source: int, target: int) -> None:
-        """Move each slot's first recent rows, and copy a slot; see model.kv_cache.flushed."""
         self._part.call(
             self._flushes[(window,)].label,
             torch.tensor(self._held),

@@ -196,7 +196,6 @@ def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> 
 
 
 def _row_errors(right: NDArray[np.float64], got: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row's difference. Near-zero rows count by the others' size."""
     sizes = np.linalg.norm(right, axis=-1)
     least = max(1e-30, 0.1 * float(np.median(sizes)))
     errors: NDArray[np.float64] = np.linalg.norm(right - got, axis=-1) / np.maximum(sizes, least)

@@ -205,7 +205,6 @@ def run_stages(engines: Engines, config: OmniConfig, prompt: Prompt, given: Arra
 
 
 def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    """Encode media, and run the thinker with the reference's encoder rows."""
     c = config.thinker
     media = thinker.media.encode(prompt)
     if media is None:
@@ -230,7 +229,6 @@ def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Ar
 
 
 def _talker_results(talker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    """Run talker and code predictor, each frame from the reference's hidden and feedback."""
     codes = given["codes"]
     text = text_rows(config, given["token_ids"].tolist(), len(codes))
     projected = talker.text_rows(torch.tensor(text))

@@ -83,7 +83,6 @@ class DecoderApplication(NeuronBaseForCausalLM):
         return _call(self._decoders[len(slots)], inputs)
 
     def _enable_decode(self, batch: int) -> "GraphWrapper":
-        """Add a decode graph of fewer rows than slots."""
         config = copy.deepcopy(self.token_generation_model.config)
         config.neuron_config.batch_size = batch
         wrapper = self.model_wrapper(

@@ -81,7 +81,6 @@ def _graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> Iterato
 
 
 def _decoder_graphs(spec: DecoderSpec) -> Iterator[GraphRecord]:
-    """Yield records of a decoder's graphs, without the KV cache, which NxDI allocates."""
     c, dtype = spec.decoder, str(spec.dtype).removeprefix("torch.")
     for name, sizes, inputs in decoder_examples(spec):
         rows = sizes.get("slots", 1)

@@ -212,7 +212,6 @@ def _layout(spec: DecoderSpec) -> Layout:
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name and the cores' shares; for a stack by experts, then scales."""
     tp, dtype = spec.tp, spec.dtype
     parameters = cut_parameters(spec.decoder, tp)
     for target, parts in pieces:

@@ -95,7 +95,6 @@ class TracedGraph(nn.Module):
 
 
 def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
-    """Create a TracedGraph class whose forward has these parameters, default None."""
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     for name in names:
         parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None))

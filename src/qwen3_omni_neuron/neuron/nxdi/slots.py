@@ -151,7 +151,6 @@ class NxdiThinkerSlots(NxdiSlots):
         return self._step(slots, token_ids, None)[0]
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
-        """Place media at their rows of the prompt, and 0 elsewhere."""
         c, dtype = self._config, self._graphs.spec.dtype
         width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
         rows = torch.zeros(length, width, dtype=dtype)
