@@ -87,7 +87,7 @@ def test_the_machine_says_what_it_is(tmp_path) -> None:
     file.write_text("trn2.3xlarge\n", encoding="utf-8")
     assert instance_type(file) == SMALL
     file.write_text("Standard PC\n", encoding="utf-8")
-    with pytest.raises(OptionError, match=r"says Standard PC, which is not a known.*Name it"):
+    with pytest.raises(OptionError, match=r"says Standard PC, which is not a known.*Set instance"):
         instance_type(file)
     with pytest.raises(OptionError, match=r"says nothing .*No such file"):
         instance_type(tmp_path / "absent")
