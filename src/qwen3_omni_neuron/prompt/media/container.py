@@ -1,22 +1,32 @@
 """Files of sound and video, opened without access to anything else; the samples of sound.
 
-soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length, PyAV all other files. What can't
-be decoded, a length that the header does not promise, and bytes after the end are a warning.
+soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length; PyAV all other files and, if
+installed, damaged or chained Ogg. What can't be decoded, a missing stretch, a length that the
+header does not promise, and bytes after the end are a warning.
 """
 
 import math
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError, InputError, VideoError
-from qwen3_omni_neuron.prompt.media.fields import Source, Warn, name_of, open_media, read_format
+from qwen3_omni_neuron.prompt.media.fields import (
+    Source,
+    Warn,
+    ignore,
+    name_of,
+    open_media,
+    read_format,
+)
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -38,7 +48,10 @@ _MISSING_S = 0.1  # less than this may be a codec's first and last samples
 _LONGEST_S = 1e6  # what an AVI written to a pipe promises is longer
 _ID3_BYTES = 128
 _TS_PACKET = 188  # bytes; there are others of 192 and 204, which begin otherwise
-_OGG_PAGE = 27 + 255 + 255 * 255
+_SCANNED = 1 << 12  # bytes at a time in which the next page of an Ogg file is searched
+_MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+_JITTER_S = 0.01  # timestamps may be rounded, and some recorders' vary
+_NAMED_STRETCHES = 5
 _UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say
 _HEAD, _TAIL = 1 << 16, 1 << 24  # bytes that are searched at a file's beginning and end
 # Element of Matroska, of 4 or 8 bytes.
@@ -120,6 +133,28 @@ def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -
     )
 
 
+_Stream = TypeVar("_Stream", bound="Stream")
+
+
+def chosen_stream(streams: Sequence[_Stream], place: str, warn: Warn) -> _Stream | None:
+    """Return the stream that is marked as default, else the first; None if there is none.
+
+    Streams without a decoder come last. warn: called if there are several.
+    """
+    from av.stream import Disposition
+
+    known = [stream for stream in streams if stream.codec_context is not None] or streams
+    marked = [stream for stream in known if stream.disposition & Disposition.default]
+    chosen = next(iter(marked or known), None)
+    if chosen is not None and len(streams) > 1:
+        kind = "the default" if marked else "the first"
+        warn(
+            f"{place} has {len(streams)} {chosen.type} tracks. Track {streams.index(chosen) + 1}, "
+            f"{kind}, is used."
+        )
+    return chosen
+
+
 class Packets:
     """Packets of a stream, and what all the file's packets tell of losses.
 
@@ -133,6 +168,8 @@ class Packets:
         self._next_s = -math.inf
         # Time by which FFmpeg may shift parts of an edit list, and whether packets are left out.
         self._unsure_s, self._left_out, self._behind = 0.0, False, False
+        self._first_s = self._heard_s = math.inf
+        self._stretches: list[tuple[float, float]] = []
 
     def __iter__(self) -> "Iterator[Packet]":
         """Yield the packets that can be read. Raises av.FFmpegError if none can."""
@@ -182,12 +219,33 @@ class Packets:
         import av
 
         try:
-            return packet.decode()
+            frames = packet.decode()
         except av.FFmpegError as error:
             if isinstance(error, MemoryError):
                 raise
             self.failed += bool(packet.size)
             return []
+        if self._stream.type == "audio":
+            for frame in frames:
+                self._note_sound(frame)
+        return frames
+
+    def _note_sound(self, frame: "AudioFrame") -> None:
+        length_s = frame.samples / frame.sample_rate
+        if frame.pts is not None and frame.time_base:
+            now_s = float(frame.pts * frame.time_base)
+            self._first_s = min(self._first_s, now_s)
+            if now_s - self._heard_s > max(length_s / 2, _JITTER_S):
+                self._stretches.append((self._heard_s - self._first_s, now_s - self._heard_s))
+            self._heard_s = now_s
+        self._heard_s += length_s
+
+    def missing(self) -> list[str]:
+        """Return the stretches of sound that lie between the timestamps and are not there."""
+        said = [f"{s:.2f} s are missing at {at:.2f} s" for at, s in self._stretches]
+        rest = [length for _, length in self._stretches[_NAMED_STRETCHES:]]
+        more = [f"{sum(rest):.2f} s more in {len(rest)} stretches"] if rest else []
+        return said[:_NAMED_STRETCHES] + more
 
     def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
         """Return what is lost of the file; empty if it is whole.
@@ -207,7 +265,11 @@ class Packets:
             said.append("its timestamps begin anew, as those of joined files")
         with open_media(source, where, AudioError) as file:
             if name == "ogg":
-                said += _torn_ogg(file)
+                faults, _ = _read_pages(file)
+                said += faults
+                if faults and _MISSING_S < self._first_s < math.inf:
+                    self._stretches.insert(0, (0.0, self._first_s))
+            said += self.missing()
             if name == "mpegts" and file.read(1) == b"G" and file.seek(0, 2) % _TS_PACKET:
                 said.append("its last packet is cut short")
             if name == "wav":
@@ -249,11 +311,42 @@ def _left_of_next(file: BinaryIO, end: int) -> int:
     return size - end - found.start() if found else 0
 
 
-def _torn_ogg(file: BinaryIO) -> list[str]:
-    file.seek(max(0, file.seek(0, 2) - _OGG_PAGE))
-    tail = file.read()
-    flags = tail[tail.rfind(b"OggS") + 5 :][:1]
-    return [] if flags >= b"\x04" else ["its last page is missing"]
+def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
+    """Return the faults of an Ogg file's pages, and whether it has several streams in a row."""
+    numbers: dict[bytes, int] = {}
+    lost = chained = ended = begun = False
+    at: int | None = 0
+    while (at := _next_page(file, at)) is not None:
+        file.seek(at)
+        head = file.read(27).ljust(27, b"\0")
+        lacing = file.read(head[26])
+        body = file.read(sum(lacing))
+        # A checksum's polynomial is zlib's, but the bits of each byte are in the other order.
+        page = (head[:22] + bytes(4) + head[26:] + lacing + body).translate(_MIRRORED)
+        checksum = int.from_bytes(head[22:26].translate(_MIRRORED), "big")
+        if zlib.crc32(page, 0xFFFFFFFF) ^ 0xFFFFFFFF != checksum:
+            at += 1
+            continue
+        at += len(page)
+        serial, number, first = head[14:18], int.from_bytes(head[18:22], "little"), head[5] & 2
+        lost |= not first and number != numbers.get(serial)
+        chained |= bool(first and begun)
+        begun |= not first
+        ended = bool(head[5] & 4)
+        numbers[serial] = number + 1
+    faults = ["pages of it are missing or damaged"] if lost else []
+    return (faults if ended else [*faults, "its last page is missing"]), chained
+
+
+def _next_page(file: BinaryIO, at: int) -> int | None:
+    file.seek(at)
+    while len(scanned := file.read(_SCANNED)) > 3:
+        found = scanned.find(b"OggS")
+        if found >= 0:
+            return at + found
+        at += len(scanned) - 3
+        file.seek(at)
+    return None
 
 
 def promised_s(container: "InputContainer", stream: "Stream", source: Source) -> float | None:
@@ -265,8 +358,10 @@ def promised_s(container: "InputContainer", stream: "Stream", source: Source) ->
         promised = min(of_file, of_stream)  # an edit list shortens the file alone
     elif name == "ogg":
         promised = of_stream
-    elif name == "avi" and stream.type == "video":
-        promised = stream.frames / float(stream.average_rate or 1)
+    elif name == "avi":
+        of_video = stream.type == "video"
+        tick = 1 / (stream.average_rate or 1) if of_video else (stream.time_base or 0)
+        promised = float(stream.frames * tick)
     elif name.startswith("matroska"):
         promised = of_file if _DURATION.search(_read(source, 0, _HEAD)) else math.inf
     elif name == "mp3":
@@ -298,7 +393,7 @@ class OpenedSound:
 
 
 def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
-    """Open a file of sound, or the first audio stream of a video. Raises AudioError."""
+    """Open a file of sound, or the default audio stream of a video. Raises AudioError."""
     found = read_format(source, where, "audio")
     opened = _by_soundfile(source, where, warn) if found.library == "soundfile" else None
     return opened or _by_pyav(source, where, warn)
@@ -309,6 +404,10 @@ def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
     import soundfile
 
     with open_media(source, where, AudioError) as file:
+        # libsndfile would lose what follows damage or a first stream.
+        if file.read(4) == b"OggS" and find_spec("av") and any(_read_pages(file)):
+            return None
+        file.seek(0)
         try:
             nameless: Any = _Nameless(file)
             with soundfile.SoundFile(nameless) as audio:
@@ -341,7 +440,7 @@ def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Sect
             raise AudioError(f"{where}: {name_of(source)} is broken: {said[0]}. Export it again.")
         left = file.seek(0, 2) - end if form in ("FLAC", "OGG") else _left_of_chunk(file)
         if form == "OGG":
-            said += _torn_ogg(file)
+            said += _read_pages(file)[0]
     _warn(where, warn, _losses(said, promised, count / rate, left), count / rate)
 
 
@@ -352,7 +451,7 @@ def _warn(where: str, warn: Warn, losses: str, seconds: float) -> None:
 
 def _by_pyav(source: Source, where: str, warn: Warn) -> OpenedSound:
     with opened(source, where, "audio") as container:
-        promised = promised_s(container, _audio_stream(container, source, where), source)
+        promised = promised_s(container, _audio_stream(container, source, where, warn), source)
     sections = _pyav_sections(source, where, warn, promised)
     first = next(sections, None)
     if first is None:
@@ -362,14 +461,16 @@ def _by_pyav(source: Source, where: str, warn: Warn) -> OpenedSound:
     return OpenedSound(first[0], promised, chain([first], sections))
 
 
-def _audio_stream(container: "InputContainer", source: Source, where: str) -> "AudioStream":
-    if not container.streams.audio:
+def _audio_stream(
+    container: "InputContainer", source: Source, where: str, warn: Warn
+) -> "AudioStream":
+    stream = chosen_stream(container.streams.audio, f"{where}: {name_of(source)}", warn)
+    if stream is None:
         others = " and ".join(sorted({stream.type for stream in container.streams}))
         raise AudioError(
             f"{where}: {name_of(source)} has no sound, only {others or 'an empty container'}. Send "
             "a recording with sound."
         )
-    stream = container.streams.audio[0]
     if stream.codec_context is None:
         raise no_decoder(where, source, "audio", AudioError)
     return stream
@@ -380,7 +481,7 @@ def _pyav_sections(
 ) -> Iterator[Section]:
     found, batch = 0.0, _Batch()
     with opened(source, where, "audio") as container:
-        packets = Packets(container, _audio_stream(container, source, where))
+        packets = Packets(container, _audio_stream(container, source, where, ignore))
         for packet in packets:
             for frame in packets.decoded(packet):
                 found += frame.samples / frame.sample_rate

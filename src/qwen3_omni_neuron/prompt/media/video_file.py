@@ -18,6 +18,7 @@ from qwen3_omni_neuron.errors import VideoError
 from qwen3_omni_neuron.prompt.media.audio import Waveform, at_one_rate, load_waveform
 from qwen3_omni_neuron.prompt.media.container import (
     Packets,
+    chosen_stream,
     frame_samples,
     no_decoder,
     opened,
@@ -284,7 +285,7 @@ def read_video_file(
     read_format(source, where, "video")
     place = f"{where}: {name_of(source)}"
     with opened(source, where, "video") as container:
-        stream = _video_stream(container, source, where, threads)
+        stream = _video_stream(container, source, where, threads, warn)
         promised = promised_s(container, stream, source)
         packets = Packets(container, stream)
         whole = read_timeline(packets, stream, sampling.fps)
@@ -329,20 +330,19 @@ def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
 
 
 def _video_stream(
-    container: "InputContainer", source: Source, where: str, threads: int
+    container: "InputContainer", source: Source, where: str, threads: int, warn: Warn = ignore
 ) -> "VideoStream":
     from av.stream import Disposition
 
     # A song's cover image is a video stream of one frame, but not a video.
     videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    decodable = [stream for stream in videos if stream.codec_context is not None]
-    if decodable:
-        stream = decodable[0]
+    place = f"{where}: {name_of(source)}"
+    stream = chosen_stream(videos, place, warn)
+    if stream is not None and stream.codec_context is None:
+        raise no_decoder(where, source, "video", VideoError)
+    if stream is not None:
         stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
         return stream
-    if videos:
-        raise no_decoder(where, source, "video", VideoError)
-    place = f"{where}: {name_of(source)}"
     if container.streams.audio:
         raise VideoError(
             f'{place} has only sound, no video stream. Send it as an item of type "audio" '
@@ -356,9 +356,9 @@ def _video_stream(
 
 
 def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sampling) -> float:
-    if not container.streams.audio:
+    stream = chosen_stream(container.streams.audio, "", ignore)
+    if stream is None:
         return 0.0
-    stream = container.streams.audio[0]
     if stream.duration and stream.time_base and sampling.end_s is None:
         return max(0.0, float(stream.duration * stream.time_base - sampling.start_s))
     return float(timeline.seconds)
@@ -487,12 +487,12 @@ def _read_audio(
     limit_s: float,
     warn: Warn,
 ) -> Waveform | None:
-    """Read the first audio stream, mono at `rate` Hz, of the time that timeline spans."""
+    """Read the default audio stream, mono at `rate` Hz, of the time that timeline spans."""
     place = f"{where} (its audio)"
     with opened(source, where, "video") as container:
-        if not container.streams.audio:
+        stream = chosen_stream(container.streams.audio, f"{where}: {name_of(source)}", warn)
+        if stream is None:
             return None
-        stream = container.streams.audio[0]
         if stream.codec_context is None:
             raise no_decoder(where, source, "audio", VideoError)
         packets = Packets(container, stream)
@@ -524,11 +524,9 @@ def _read_audio(
             place,
             limit_s,
         )
-        if packets.failed:
-            warn(
-                f"{place} is damaged: {packets.failed} packets of it can't be decoded. The others "
-                "are used."
-            )
+        said = [f"{packets.failed} packets of it can't be decoded"] if packets.failed else []
+        if said := said + packets.missing():
+            warn(f"{place} is damaged: {'; '.join(said)}. The rest is used.")
     return made
 
 
