@@ -26,8 +26,8 @@ class FaultyMatcher(grammar_work.Matcher):
 
     _count = 0
 
-    def step(self, tokens: Sequence[int]) -> bool:
-        goes_on = super().step(tokens)
+    def step(self, tokens: Sequence[int], left: int) -> bool:
+        goes_on = super().step(tokens, left)
         self._count += len(tokens)
         begin = bytes(self._compiled.compute_ff_bytes()).decode()
         fault = next((f for f in FAULTS if begin.startswith(f)), None)

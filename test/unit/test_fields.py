@@ -410,7 +410,7 @@ BODIES: Sequence[type[BaseModel]] = (
 
 
 def test_no_object_at_any_depth_takes_a_field_that_nobody_knows() -> None:
-    """But parts with media, whose fields MediaReader checks, and what a client got from here."""
+    """MediaReader checks the fields of parts with media; replies are sent back as they came."""
     found = [one for body in BODIES for one in models_in(body, body.__name__)]
     for path, kind in found:
         if kind is dict:

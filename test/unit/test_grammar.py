@@ -82,6 +82,36 @@ def test_forced_text_is_written_as_its_bytes(omni, value) -> None:
     assert names.isdisjoint(omni.prompt_builder._tokenizer.token(i) for i in result.token_ids)
 
 
+ITEM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 3}, "price": {"type": "number"}},
+    "required": ["name", "price"],
+    "additionalProperties": False,
+}
+# Grammars whose replies have no end of their own, and the pattern of the whole ones; None: JSON.
+ENDLESS: list[tuple[dict[str, Any], str | None]] = [
+    ({"json": {"type": "object"}}, None),
+    ({"json": {"type": "array", "items": ITEM, "minItems": 1}}, None),
+    ({"json": {"type": "array", "items": {"format": "date", "type": "string"}}}, None),
+    ({"regex": "[a-z]+( [a-z]+)*\\."}, r"[a-z ]+\."),
+    ({"lark": 'start: e\ne: /[0-9]+/ | "(" e "+" e ")"'}, r"[0-9]+|\(.*\)"),
+    ({"lark": 'start: "x" ("yx")* /[a-z]*/'}, r"x(yx)*[a-z]*"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "pattern"), ENDLESS, ids=[str(g) for g, _ in ENDLESS])
+def test_a_limit_closes_what_is_open(omni, grammar, pattern) -> None:
+    """By the shortest completion, for which a few tokens before the limit are enough."""
+    for seed, limit in enumerate((45, 60, 100, 300)):
+        free = {"thinker_do_sample": True, "thinker_temperature": 5.0, "thinker_top_k": 0}
+        options = {"seed": seed, "thinker_max_new_tokens": limit, **free}
+        result = omni.generate_text(HELLO, grammar=grammar, **options)
+        written = len(result.token_ids) if result.thinker_finish_reason == "length" else limit
+        assert limit - 40 < written <= limit
+        assert json.loads(result.text) is not None if pattern is None else True
+        assert pattern is None or re.fullmatch(pattern, result.text)
+
+
 def test_requests_with_a_grammar_and_without_run_together_as_they_run_alone(omni) -> None:
     grammars: list[Any] = [{"json": SCHEMA}, None, {"regex": "[a-z]{20}"}]
     asked = [{"seed": 5 + n, "grammar": g, **LIMITS} for n, g in enumerate(grammars)]
@@ -98,8 +128,8 @@ def test_masks_are_made_while_the_engine_computes(omni, monkeypatch) -> None:
     states: list[grammar_module.GrammarState] = []
     engine, begin = omni._pipeline._engines.thinker, grammar_module.Grammar.begin
 
-    def begun(grammar: Any, eos_ids: Any) -> Any:
-        states.append(begin(grammar, eos_ids))
+    def begun(grammar: Any, *limits: Any) -> Any:
+        states.append(begin(grammar, *limits))
         return states[-1]
 
     def slow(call: Any, *arguments: Any) -> Any:
@@ -162,8 +192,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"json": {"not": {}}}, 'Unimplemented keys: \\["not"\\]'),
     ({"json": {"$ref": "http://localhost/a"}}, "not present in a registry"),
     ({"json": deep(80)}, "nested deeper than 64"),
-    ({"json": properties(501)}, "501 properties that are not required, and at most 500"),
-    ({"json": {"enum": ["a" * (1 << 18)]}}, "262158 characters, and at most 262144"),
+    ({"json": properties(501)}, "501 properties that are not required, more than the limit of 500"),
+    ({"json": {"enum": ["a" * (1 << 18)]}}, "262158 characters, more than the limit of 262144"),
     ({"json": {"const": float("nan"), "description": {1, 2}}}, "can't be written as JSON"),
     ({"json": {"format": "date", "enum": ["2021-02-29"]}}, "Unsatisfiable schema"),
     ({"json": {"format": "time", "enum": ["23:58:60Z"]}}, "Unsatisfiable schema"),

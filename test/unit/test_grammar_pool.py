@@ -71,7 +71,7 @@ def compiled(pool: GrammarPool, rule: dict[str, Any], **given: Any) -> CompiledG
 def begun(pool: GrammarPool, rule: dict[str, Any]) -> CompiledGrammar:
     grammar = compiled(pool, rule)
     grammar.ends[:] = 0
-    grammar.begin([])
+    grammar.begin([], 1000)
     return grammar
 
 
@@ -104,7 +104,7 @@ def follow(grammar: CompiledGrammar, most: int) -> list[bytes]:
         if grammar.failure or grammar.stopped or len(masks) == most:
             return masks
         masks.append(grammar.mask.tobytes())
-        grammar.push(first_of(grammar))
+        grammar.push(first_of(grammar), 900)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_memory_of_masks_can_not_be_cut_short(pool) -> None:
 def test_a_wait_for_masks_ends_in_time_and_says_who_was_late(faulty) -> None:
     grammar = begun(faulty, {"regex": "slow[a-z]{9}"})
     follow(grammar, 1)
-    grammar.push(first_of(grammar))
+    grammar.push(first_of(grammar), 900)
     grammars.wait([grammar], 0.0)
     assert grammar.late is False  # it was no step's wait
     grammars.wait([grammar], 0.005)

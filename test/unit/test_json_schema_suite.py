@@ -13,6 +13,7 @@ import pytest
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.helpers import grammar_work
+from qwen3_omni_neuron.helpers.grammar_end import Closer
 from qwen3_omni_neuron.runtime.grammar import _body
 
 llguidance = pytest.importorskip("llguidance", reason="the extra serve is not installed")
@@ -32,10 +33,10 @@ WRONG = {"draft7": {("$ref resolves to /definitions/base_foo, data does not vali
 def test_no_invalid_value_is_accepted_and_valid_ones_are(omni, draft) -> None:
     words, end_id = omni.prompt_builder, omni._config.im_end_id
     vocab_size = omni._config.thinker.text.vocab_size
-    text = grammar_work._without_names(words.tokenizer_json())
-    tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=end_id)
+    made = grammar_work._without_names(words.tokenizer_json())
+    tokenizer = llguidance.LLTokenizer(json.dumps(made), n_vocab=vocab_size, eos_token=end_id)
     rows = np.zeros((2, grammar_work.words_of(vocab_size)), np.uint32)
-    matcher = grammar_work.Matcher(tokenizer, end_id, rows)
+    matcher = grammar_work.Matcher(tokenizer, Closer(made["model"]["vocab"]), end_id, rows)
     compiled = accepted = 0
     wrong: set[Any] = set()
     for file in [*(SUITE / draft).glob("*.json"), *(SUITE / draft).glob("optional/format/*.json")]:

@@ -18,12 +18,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fork_server import Run, serve
+from qwen3_omni_neuron.helpers.grammar_end import Closer
 
 NICENESS = 19  # masks are computed in pauses of the engines' threads
 SETUP = struct.Struct("<II")
 """Head of the fork server's file: number of logits, token that ends a turn; then JSON."""
-ORDER = struct.Struct("<BI")
-"""BEGIN or STEP, and the number of int32 tokens that follow. Answered once each, in order."""
+ORDER = struct.Struct("<BII")
+"""BEGIN or STEP, number of tokens up to the reply's limit, and of int32 tokens that follow.
+
+Each is answered once, in order: with its processor time, and with 1 once the limit has closed it.
+"""
 BEGIN, STEP = 1, 2
 # llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond; a state takes
 # 1 to 2 kB. With these the costliest usual grammar takes 10 ms for a mask.
@@ -49,13 +53,12 @@ def prepare(setup: int) -> Run:
 
     data = os.pread(setup, os.fstat(setup).st_size, 0)
     vocab_size, end_id = SETUP.unpack_from(data)
-    text = data[SETUP.size :].decode()
-    text = _without_names(text)
-    tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=end_id)
-    return partial(run, tokenizer, vocab_size, end_id)
+    made = _without_names(data[SETUP.size :].decode())
+    tokenizer = llguidance.LLTokenizer(json.dumps(made), n_vocab=vocab_size, eos_token=end_id)
+    return partial(run, tokenizer, Closer(made["model"]["vocab"]), vocab_size, end_id)
 
 
-def _without_names(text: str) -> str:
+def _without_names(text: str) -> dict[str, Any]:
     """Return a tokenizer that encodes text as its bytes: not normalised, no special tokens by name.
 
     The added tokens become tokens of the vocabulary that no merge produces. llguidance puts the
@@ -69,7 +72,7 @@ def _without_names(text: str) -> str:
         vocabulary.pop(name, None)
         ((spelled, _),) = symbols.pre_tokenize_str(name)
         vocabulary["\u00ff" * special + spelled] = token["id"]
-    return json.dumps(tokenizer | {"added_tokens": [], "normalizer": None})
+    return {**tokenizer, "added_tokens": [], "normalizer": None}
 
 
 def words_of(vocab_size: int) -> int:
@@ -77,7 +80,9 @@ def words_of(vocab_size: int) -> int:
     return (vocab_size + 31) // 32
 
 
-def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: int) -> None:
+def run(
+    tokenizer: Any, closer: Closer, vocab_size: int, end_id: int, line: wire.Line, result: int
+) -> None:
     """Compile a grammar and follow its reply until the pool disconnects.
 
     tokenizer: llguidance's. The job is the rules, as JSON. result: file of two rows of bits, the
@@ -85,7 +90,8 @@ def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: i
     Raises OptionError if the grammar can't be used or continued.
     """
     memory = mmap.mmap(result, 8 * words_of(vocab_size))
-    matcher = Matcher(tokenizer, end_id, np.frombuffer(memory, np.uint32).reshape(2, -1))
+    rows = np.frombuffer(memory, np.uint32).reshape(2, -1)
+    matcher = Matcher(tokenizer, closer, end_id, rows)
     try:
         matcher.compile([{"name": "reply", "json_schema": {"type": "object"}}], [])  # warms up
         rules, _ = line.job()
@@ -97,13 +103,13 @@ def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: i
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
         while True:
-            operation, count = ORDER.unpack(line.receive(ORDER.size))
+            operation, left, count = ORDER.unpack(line.receive(ORDER.size))
             tokens = struct.unpack(f"<{count}i", line.receive(4 * count))
             begun_s = time.process_time()
             if operation == BEGIN:
                 matcher.begin()
-            kind = wire.MASK if matcher.step(tokens) else wire.ENDED
-            line.send(kind, time.process_time() - begun_s)
+            kind = wire.MASK if matcher.step(tokens, left) else wire.ENDED
+            line.send(kind, time.process_time() - begun_s, closer.closed)
     except EOFError:
         return
     except (OptionError, MemoryError):
@@ -115,8 +121,8 @@ def run(tokenizer: Any, vocab_size: int, end_id: int, line: wire.Line, result: i
 class Matcher:
     """A reply's place in its grammar. rows: its mask, and bits of the tokens that end the reply."""
 
-    def __init__(self, tokenizer: Any, end_id: int, rows: NDArray[np.uint32]):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, closer: Closer, end_id: int, rows: NDArray[np.uint32]):
+        self._tokenizer, self._closer = tokenizer, closer
         self._mask, self._ends = rows
         self._address, self._size = self._mask.ctypes.data, self._mask.nbytes
         self._end = np.zeros_like(self._ends)
@@ -142,12 +148,14 @@ class Matcher:
     def begin(self) -> None:
         """Begin the reply, again if necessary."""
         self._matcher = self._compiled.deep_copy()
+        self._closer.begin()
         own = bool((self._ends != self._end).any())
         self._keep = ~(self._ends | self._end) if own else None
 
-    def step(self, tokens: Sequence[int]) -> bool:
+    def step(self, tokens: Sequence[int], left: int) -> bool:
         """Add tokens to the reply, and write the mask of the next one. Raises OptionError.
 
+        left: number of tokens up to the reply's limit.
         Returns False, and no mask, if the grammar has ended.
         """
         matcher = self._matcher
@@ -165,6 +173,7 @@ class Matcher:
                 np.bitwise_or(self._mask, self._ends, out=self._mask)
             if not self._mask.any():
                 raise OptionError("no token is allowed")
+        self._closer.narrow(matcher, tokens, left, self._mask, self._ends)
         return True
 
     def _of(self, rules: list[dict[str, Any]]) -> Any:

@@ -45,8 +45,8 @@ class CompiledGrammar:
 
     mask: bits of the allowed next tokens, uint32 [words], in memory that its process writes. ends:
     bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with the
-    last token. failure: why it can't continue. Valid unless `pending`. late: a step did not wait
-    for its mask.
+    last token. closed: the limit has kept the reply from tokens of the grammar. failure: why it
+    can't continue. Valid unless `pending`. late: a step did not wait for its mask.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):
@@ -56,7 +56,7 @@ class CompiledGrammar:
         self._lock = threading.Lock()  # guards the connection
         self._out, self._asked, self._sent_s = bytearray(), 0, 0.0
         self._connected, self._late_s = True, 0.0
-        self.stopped = self.late = False
+        self.stopped = self.closed = self.late = False
         self.failure: str | None = None
         self._freed = finalize(self, _soon, loop, child.close)
 
@@ -65,16 +65,19 @@ class CompiledGrammar:
         """True while a mask is still to come."""
         return self._asked > 0 and self.failure is None
 
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Begin the grammar, again if necessary, with its first tokens."""
+    def begin(self, token_ids: Sequence[int], left: int) -> None:
+        """Begin the grammar, again if necessary, with its first tokens.
+
+        left: number of tokens up to the reply's limit.
+        """
         self.stopped = False
-        self._ask(BEGIN, token_ids)
+        self._ask(BEGIN, token_ids, left)
         with self._lock:
             self._flush()
 
-    def push(self, token_id: int) -> None:
-        """Add a token, to be sent by the next `wait`."""
-        self._ask(STEP, (token_id,))
+    def push(self, token_id: int, left: int) -> None:
+        """Add a token, to be sent by the next `wait`; see `begin`."""
+        self._ask(STEP, (token_id,), left)
 
     def exchange(self) -> bool:
         """Send and receive without waiting. Returns whether a mask may still come."""
@@ -102,10 +105,10 @@ class CompiledGrammar:
             self.failure = self.failure or "it was closed"
         self._freed()
 
-    def _ask(self, operation: int, token_ids: Sequence[int]) -> None:
+    def _ask(self, operation: int, token_ids: Sequence[int], left: int) -> None:
         self._asked += 1
         count = len(token_ids)
-        self._out += ORDER.pack(operation, count) + struct.pack(f"<{count}i", *token_ids)
+        self._out += ORDER.pack(operation, left, count) + struct.pack(f"<{count}i", *token_ids)
 
     def _flush(self) -> None:
         with suppress(OSError):  # it is full, or has ended
@@ -133,6 +136,7 @@ class CompiledGrammar:
             raise wire.BrokenAnswerError("an unexpected answer")
         self._asked -= 1
         self.stopped = answer.kind == wire.ENDED
+        self.closed |= bool(answer.numbers[1])
         if answer.kind == wire.ERROR:
             self.failure = str(answer.error)
         if self.late:

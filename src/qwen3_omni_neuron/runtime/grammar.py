@@ -103,16 +103,16 @@ class Grammar(PreparedGrammar):
     decode: Decode
     encode: Encode
 
-    def begin(self, eos_ids: frozenset[int]) -> "GrammarState":
-        """Return the state of a new reply."""
-        return GrammarState(self, eos_ids)
+    def begin(self, eos_ids: frozenset[int], limit: int) -> "GrammarState":
+        """Return the state of a new reply of at most `limit` tokens."""
+        return GrammarState(self, eos_ids, limit)
 
 
 class GrammarState:
     """Position of one reply in its grammar. After `push`, `wait_for_masks` gets its mask."""
 
-    def __init__(self, grammar: Grammar, eos_ids: frozenset[int]):
-        self._grammar, self._matcher = grammar, grammar.compiled
+    def __init__(self, grammar: Grammar, eos_ids: frozenset[int], limit: int):
+        self._grammar, self._matcher, self._left = grammar, grammar.compiled, limit
         ends = np.zeros(32 * len(self._matcher.ends), np.uint8)
         ends[[i for i in eos_ids if i < grammar.vocab_size]] = 1
         self._matcher.ends[:] = np.packbits(ends, bitorder="little").view(np.uint32)
@@ -131,6 +131,11 @@ class GrammarState:
         return self._marker is None and self._matcher.stopped
 
     @property
+    def closed(self) -> bool:
+        """True if the limit has made the grammar end."""
+        return self._matcher.closed
+
+    @property
     def mask(self) -> Mask | None:
         """The next token's mask, see `engines.sampling.Sampler`; None allows all."""
         return None if self._marker is not None else self._matcher.mask
@@ -147,8 +152,9 @@ class GrammarState:
 
     def push(self, token_id: int) -> None:
         """Add a token that does not end the reply."""
+        self._left -= 1
         if self._marker is None:
-            self._matcher.push(token_id)
+            self._matcher.push(token_id, self._left)
             return
         rest = self._marker.push(token_id)
         if rest is not None:
@@ -169,7 +175,7 @@ class GrammarState:
         if self._waits:
             self._marker = Marker(self._waits.pop(0), self._grammar.decode)
         else:
-            self._matcher.begin(token_ids)
+            self._matcher.begin(token_ids, self._left)
 
 
 def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:

@@ -249,7 +249,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
     def _compute(self, task: ThinkerTask, start: int, stop: int) -> Tensor:
         live, grammar = task.live, task.live.request.grammar
         if grammar is not None and task.grammar is None and not live.request.ahead:
-            task.grammar = grammar.begin(task.eos_ids)  # its mask is computed during prefill
+            # Its mask is computed during prefill.
+            task.grammar = grammar.begin(task.eos_ids, task.limit)
         if not task.begun:
             task.begun, live.cached_rows = True, start
         if start == stop and live.request.ahead:  # wholly cached
@@ -334,9 +335,10 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         given = [] if is_end or token_id is None else [token_id]
         if task.stop is not None and given:
             given, stopped = task.stop.push(given[0])
-        if is_end or stopped or (token_id is None and grammar is not None and grammar.ended):
+        ended = is_end or (token_id is None and grammar is not None and grammar.ended)
+        if stopped or (ended and (grammar is None or not grammar.closed)):
             live.thinker_finish = "stop"
-        last = live.thinker_finish == "stop" or token_id is None
+        last = ended or stopped or token_id is None
         if not last:
             task.full = len(live.token_ids) == task.limit
             if grammar is not None and token_id is not None:

@@ -1,0 +1,152 @@
+"""Completion of a reply in its grammar, for a reply that comes near its limit."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEAR_TOKENS = 256  # tokens before the limit from which a completion is known
+MARGIN_TOKENS = 8  # by which one token may make the completion longer, at first
+MOST_CHOICES = 64  # tokens of a completion that are not forced
+ATTEMPTS = 3
+FEW_TOKENS = 32  # that are tried one by one
+_QUOTES, _BRACKETS = '"', ")]}>"
+_SIGNS, _ENDS = ",:|&+*/=", ".!?;'`\u010a"  # \u010a: a line feed in the vocabulary
+_SHORT = ("0", "1", "null", "true")
+_LETTERS = ("a", "x", "z")  # where one may come, a text is open; not those of true and null
+Mask = NDArray[np.uint32]
+Choose = Callable[[Mask], list[int]]
+
+
+class Closer:
+    """Follower of one reply's shortest known completion, the tokens that make it whole.
+
+    closed: the limit has kept the reply from tokens that its grammar allows.
+    """
+
+    def __init__(self, vocabulary: Mapping[str, int]):
+        """vocabulary: ids of tokens by their bytes as byte-level tokenizers write them."""
+        texts = sorted(vocabulary, key=len, reverse=True)
+
+        def of(first: str) -> list[str]:
+            closing = frozenset(first if first == _SIGNS else _QUOTES + _BRACKETS + _ENDS)
+            return [text for text in texts if text[0] in first and closing >= {*text}]
+
+        def ids(found: Sequence[str]) -> NDArray[np.int64]:
+            return np.array([vocabulary[text] for text in found], np.int64)
+
+        quotes, brackets, signs, ends = map(of, (_QUOTES, _BRACKETS, _SIGNS, _ENDS))
+        short, letters = ([t for t in names if t in vocabulary] for names in (_SHORT, _LETTERS))
+        self._all, self._lengths = ids(texts), np.array([len(text) for text in texts])
+        self._letters, self._in_text = ids(letters), ids(quotes + ends + brackets)
+        self._between = ids(brackets + signs + short + quotes + ends)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new reply."""
+        self.closed = False
+        self._way: list[int] | None = None
+        self._rise = self._failed = 0
+
+    def narrow(
+        self, matcher: Any, tokens: Sequence[int], left: int, mask: Mask, ends: Mask
+    ) -> None:
+        """Take tokens out of a mask after which the reply could not be whole at its limit.
+
+        matcher: of llguidance, after `tokens`. left: number of tokens up to the limit. ends: bits
+        of the tokens that end the reply.
+        """
+        if not 0 < left <= NEAR_TOKENS or self._failed >= ATTEMPTS:
+            return
+        way = self._way
+        if way is None or not (way[:1] == [*tokens] or _completes(matcher, way)):
+            found = self._found(matcher, left, ends)
+            if way is not None and found is not None:
+                self._rise = max(self._rise, len(found) - len(way))
+            self._failed += found is None
+            self._way = found
+        elif way and way[:1] == [*tokens]:
+            self._way = way[1:]
+        way = self._way
+        # A whole reply may go on to its limit unless that was seen to open something.
+        margin = max(self._rise, MARGIN_TOKENS if way else 0)
+        if way is None or left > len(way) + 2 * MARGIN_TOKENS + self._rise:
+            return
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+        if len(allowed) <= FEW_TOKENS:
+            fit = [token for token in allowed if self._fits(matcher, int(token), left, ends)]
+        elif left <= len(way) + margin and self._runs_over(matcher, left, ends):
+            fit = way[:1]
+        else:
+            return
+        if len(fit) < len(allowed) and (fit or not way):
+            self.closed = True
+            mask[:] = 0 if fit else ends
+            for token in fit:
+                mask[token // 32] |= np.uint32(1 << token % 32)
+
+    def _fits(self, matcher: Any, token: int, left: int, ends: Mask) -> bool:
+        """Return whether a token lets the reply be whole at its limit."""
+        if _has(ends, np.array([token]))[0]:
+            return True
+        copy = matcher.deep_copy()
+        return copy.consume_tokens([token]) and self._found(copy, left - 1, ends) is not None
+
+    def _runs_over(self, matcher: Any, left: int, ends: Mask) -> bool:
+        """Return whether the grammar lets the reply go on beyond its limit."""
+        draw = random.Random(0)
+        return any(
+            len(self._walk(matcher, left, ends, lambda mask: self._drawn(mask, draw))[0]) > left
+            for _ in range(ATTEMPTS)
+        )
+
+    def _found(self, matcher: Any, most: int, ends: Mask) -> list[int] | None:
+        """Return the shortest completion that is found, of at most so many tokens."""
+        draw = random.Random(0)
+        for attempt in range(ATTEMPTS):
+
+            def choose(mask: Mask, longest: bool = attempt == 0) -> list[int]:
+                closing = self._in_text if _has(mask, self._letters).any() else self._between
+                found = closing[_has(mask, closing)]
+                return [int(found[0])] if len(found) else self._drawn(mask, draw, longest)
+
+            way, whole = self._walk(matcher, most, ends, choose, to_whole=True)
+            if whole:
+                return way
+        return None
+
+    def _walk(
+        self, matcher: Any, most: int, ends: Mask, choose: Choose, to_whole: bool = False
+    ) -> tuple[list[int], bool]:
+        """Return how a reply may go on up to its end or limit, and whether it is whole then."""
+        copy, way, mask = matcher.deep_copy(), list[int](), np.zeros_like(ends)
+        for _ in range(MOST_CHOICES):
+            if copy.is_stopped() or (to_whole and copy.is_accepting()):
+                return way, True
+            tokens = copy.compute_ff_tokens()
+            if not tokens:
+                copy.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                tokens = choose(mask & ~ends)
+            way += tokens
+            if not tokens or len(way) > most or not copy.consume_tokens(tokens):
+                break
+        return way, False
+
+    def _drawn(self, mask: Mask, draw: random.Random, longest: bool = False) -> list[int]:
+        """Return an allowed token, one of those with most bytes or any, in a list."""
+        allowed = _has(mask, self._all).nonzero()[0]
+        if longest:
+            allowed = allowed[self._lengths[allowed] == self._lengths[allowed[:1]]]
+        return [int(self._all[draw.choice(allowed)])] if len(allowed) else []
+
+
+def _completes(matcher: Any, way: Sequence[int]) -> bool:
+    copy = matcher.deep_copy()
+    return bool(copy.consume_tokens(way) and (copy.is_stopped() or copy.is_accepting()))
+
+
+def _has(mask: Mask, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which ids a mask allows."""
+    return (mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)
