@@ -147,7 +147,7 @@ class Replies:
 
     def _begun(self) -> GrammarState:
         assert self._make is not None
-        return self._make().begin(self._ends)
+        return self._make().begin(self._ends, 1 << 20)  # no reply comes near its limit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

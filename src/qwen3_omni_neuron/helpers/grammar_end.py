@@ -74,9 +74,12 @@ class Closer:
         margin = max(self._rise, MARGIN_TOKENS if way else 0)
         if way is None or left > len(way) + 2 * MARGIN_TOKENS + self._rise:
             return
-        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = bits.nonzero()[0]
         if len(allowed) <= FEW_TOKENS:
-            fit = [token for token in allowed if self._fits(matcher, int(token), left, ends)]
+            fit: list[int] = [
+                token for token in allowed.tolist() if self._fits(matcher, token, left, ends)
+            ]
         elif left <= len(way) + margin and self._runs_over(matcher, left, ends):
             fit = way[:1]
         else:
