@@ -129,6 +129,14 @@ def test_silence_and_soft_steady_noise_have_no_windows() -> None:
                 assert cut(noise(seconds, db), timed=timed) == []
 
 
+@pytest.mark.parametrize("offset", [0.006, -0.01, 0.4])
+def test_a_constant_offset_is_silence(offset) -> None:
+    offset = np.float32(offset)
+    assert cut(silence(9.0) + offset) == cut(silence(0.5) + offset, timed=False) == []
+    plain = np.concatenate([silence(9.0), syllables(1.5, -20), silence(2.0), noise(0.3, -30)])
+    assert times(cut(plain + offset)) == times(cut(plain)) != []
+
+
 @pytest.mark.parametrize("db", [-40, -10])
 def test_loud_steady_sound_is_in_windows_whole(db) -> None:
     samples = noise(100, db)

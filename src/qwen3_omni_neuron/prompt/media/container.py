@@ -230,7 +230,7 @@ class Packets:
                 self._note_sound(frame)
         return frames
 
-    def _note_sound(self, frame: "AudioFrame") -> None:
+    def _note_sound(self, frame: Any) -> None:
         length_s = frame.samples / frame.sample_rate
         if frame.pts is not None and frame.time_base:
             now_s = float(frame.pts * frame.time_base)
@@ -315,8 +315,8 @@ def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
     """Return the faults of an Ogg file's pages, and whether it has several streams in a row."""
     numbers: dict[bytes, int] = {}
     lost = chained = ended = begun = False
-    at: int | None = 0
-    while (at := _next_page(file, at)) is not None:
+    at = 0
+    while (at := _next_page(file, at)) >= 0:
         file.seek(at)
         head = file.read(27).ljust(27, b"\0")
         lacing = file.read(head[26])
@@ -338,7 +338,8 @@ def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
     return (faults if ended else [*faults, "its last page is missing"]), chained
 
 
-def _next_page(file: BinaryIO, at: int) -> int | None:
+def _next_page(file: BinaryIO, at: int) -> int:
+    """Return where a page begins, `at` or later; -1 if none does."""
     file.seek(at)
     while len(scanned := file.read(_SCANNED)) > 3:
         found = scanned.find(b"OggS")
@@ -346,7 +347,7 @@ def _next_page(file: BinaryIO, at: int) -> int | None:
             return at + found
         at += len(scanned) - 3
         file.seek(at)
-    return None
+    return -1
 
 
 def promised_s(container: "InputContainer", stream: "Stream", source: Source) -> float | None:

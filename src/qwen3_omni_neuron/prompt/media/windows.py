@@ -1,7 +1,7 @@
 """Windows of a sound that are heard one by one, cut at pauses; silence between them is left out.
 
-Loudness is the mean power of 50 ms, in dB of full scale. Sound is above -70 dB, and above a level
-that the window and what may follow it give:
+Loudness is the power of 50 ms without their mean (a constant offset is silence), in dB of full
+scale. Sound is above -70 dB, and above a level that the window and what may follow it give:
 
 - Noise of the room: the quietest tenth is steady (within 3 dB), and the loudest stretch 15 dB above
 it. Sound is 10 dB above that noise, also in later surroundings that have nothing louder.
@@ -164,12 +164,10 @@ class GrowingWindows:
 
 
 def _powers_of(samples: Waveform) -> _Powers:
-    """Return the mean power of each stretch of 50 ms; the last one may be shorter."""
+    """Return the power of each stretch of 50 ms; the last one may be shorter."""
     whole, rest = divmod(len(samples), _STRETCH)
-    stretches = samples[: whole * _STRETCH].reshape(whole, _STRETCH)
-    powers = np.einsum("ij,ij->i", stretches, stretches) / np.float32(_STRETCH)
-    last = samples[len(samples) - rest :]
-    return np.append(powers, np.square(last).mean()) if rest else powers
+    powers = samples[: whole * _STRETCH].reshape(whole, _STRETCH).var(axis=1)
+    return np.append(powers, samples[len(samples) - rest :].var()) if rest else powers
 
 
 def read_windows(
