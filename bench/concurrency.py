@@ -3,8 +3,8 @@
     python -m bench.concurrency --size tiny --requests 8 --json result.json
 
 Checks that each has the same reply at once as alone before anything is timed, which also warms up;
-greedily, since a random number may lie so near the boundary of two codes that the rounding of
-another batch size decides it. Then times sampled requests.
+greedily, since two codes may be so close, noise included, that the rounding of another batch size
+decides between them. Then times sampled requests.
 """
 
 import argparse

@@ -43,7 +43,8 @@ from bench.common.models import (
 )
 from qwen3_omni_neuron import Qwen3Omni, TextDelta
 from qwen3_omni_neuron.cpu.native.installed import host_sampler
-from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
+from qwen3_omni_neuron.engines.noise import THINKER, Noise
+from qwen3_omni_neuron.engines.sampling import Sampler, SamplingParams
 from qwen3_omni_neuron.errors import BusyError, GrammarError, OptionError
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars, GrammarState, wait_for_masks
@@ -122,9 +123,7 @@ class Replies:
     def __init__(self, make: Callable[[], Grammar] | None, end_id: int):
         self._make, self._ends = make, frozenset({end_id})
         params = SamplingParams(True, temperature=0.7, top_k=20, top_p=0.8)
-        self.samplers = [
-            Sampler(params, VOCABULARY, RequestRandom(seed).thinker) for seed in range(SLOTS)
-        ]
+        self.samplers = [Sampler(params, VOCABULARY, Noise(seed, THINKER)) for seed in range(SLOTS)]
         self.states: list[GrammarState] = []
         self.pids: list[int] = []
         if make is not None:

@@ -134,7 +134,7 @@ def spoken_frames(talker: Talker, config: OmniConfig, prompt: Prompt, seed: int)
         talker.step((0,), (config.tts_pad_id,))
 
     while True:
-        sampling = released_sampling(draw, config.code_groups)
+        sampling = released_sampling(draw)
         yield partial(frame, int(draw.integers(config.talker.predictor.vocab_size)), sampling)
 
 

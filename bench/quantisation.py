@@ -24,7 +24,7 @@ token. The code predictor's positions are 15 a frame.
 Of measure "encoder": model, format of its matrices, relative_error of the rows that it gives.
 Of the measures "frames" and "replies", over the outlier: numbers, or talker and predictor (their
 arithmetic and weights, see bench/quantising/arithmetic.py); of frames over float32's inputs the
-share with float32's codes and the share of codes, greedy and with the same random numbers; of
+share with float32's codes and the share of codes, greedy and with the same noise; of
 replies whose codes are fed back, the mean of the first frame that differs (or their length), and
 the share in which none does. Of measure "speech", with --assess: dtype, and each figure of
 train.assess with the interval of 95 %.

@@ -210,7 +210,7 @@ def talker_rows(
                 talker.prefill(slot, accepted, TOKEN)
             predict, step = [], []
             for _ in range(1 + options.repeats):
-                how = [released_sampling(draw, config.code_groups) for _ in slots]
+                how = [released_sampling(draw) for _ in slots]
                 predict.append(timed(partial(talker.predict, slots, [TOKEN] * batch, how)))
                 step.append(timed(partial(talker.step, slots, [config.tts_pad_id] * batch)))
                 beside()

@@ -1,14 +1,17 @@
 """Modules of model/ with random weights, for the C and for torch, and inputs for both."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.cpu.native.binding import Library, table_of
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.engines.noise import TALKER, Noise, noise_of_frame
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
@@ -185,16 +188,16 @@ class CalledPredictor(NativePredictor):
         self,
         hidden: Tensor,
         code0: Tensor,
-        uniforms: Tensor | None = None,
+        starts: Sequence[int] | None = None,
         top_p: Tensor | None = None,
         top_k: int = 50,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Predict a frame; see CodePredictor.forward. logits: see NativePredictor.predict."""
+        """Predict a frame; see CodePredictor.forward, NativePredictor.predict, noise_of_starts."""
         ids, feedback = code0.tolist(), torch.empty_like(hidden)
         sampling = [PredictorSampling(None, top_k, 1.0)] * len(ids)
-        if uniforms is not None and top_p is not None:
-            pairs = zip(uniforms.numpy(), top_p.tolist(), strict=True)
+        if starts is not None and top_p is not None:
+            pairs = zip(starts, top_p.tolist(), strict=True)
             sampling = [PredictorSampling(each, top_k, limit) for each, limit in pairs]
         given = range(len(ids)), ids, sampling, hidden, feedback, logits
         return self.predict(*given), feedback
@@ -216,9 +219,14 @@ def native_predictor(c: TalkerConfig, library: Library, seed: int = 0) -> Called
     return both_predictors(c, library, random_predictor(c, seed))[0]
 
 
-def frames(c: TalkerConfig, count: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden, code 0 and uniforms."""
+def frames(c: TalkerConfig, count: int, seed: int = 1) -> tuple[Tensor, Tensor, list[int]]:
+    """hidden, code 0 and starts of the noise."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(count, c.predictor.hidden_size, generator=generator)
     code0 = torch.randint(0, c.text.vocab_size, (count,), generator=generator)
-    return hidden, code0, torch.rand(count, c.code_groups - 1, generator=generator)
+    return hidden, code0, [Noise(seed, TALKER).at(frame) for frame in range(count)]
+
+
+def noise_of_starts(c: TalkerConfig, starts: Sequence[int]) -> Tensor:
+    shape = c.code_groups - 1, c.predictor.vocab_size
+    return torch.from_numpy(np.stack([noise_of_frame(start, *shape) for start in starts]))

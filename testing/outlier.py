@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import load_parts
+from qwen3_omni_neuron.engines.noise import noise_of_frame
 from qwen3_omni_neuron.engines.protocols import Predictor, PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, top_p_limits
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec
@@ -29,17 +31,18 @@ def talker_models(folder: Path, dtype: torch.dtype = torch.float32) -> Models:
 
 
 def frame_inputs(models: Models) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return hidden states, code 0, random numbers and top_p, float32, of FRAMES frames.
+    """Return hidden states, code 0, noise and top_p, float32, of FRAMES frames.
 
     The hidden states are bfloat16 numbers of the size of the talker's.
     """
-    assert models.talker is not None
+    assert models.talker is not None and models.code_predictor is not None
     draw = torch.Generator().manual_seed(0)
     gains = models.talker.decoder.norm.weight.detach().float()
     hidden = (torch.randn(FRAMES, len(gains), generator=draw) * gains).bfloat16()
     code0 = torch.randint(64, (FRAMES,), generator=draw)
-    uniforms = torch.rand(FRAMES, 15, generator=draw)
-    return hidden.float(), code0, uniforms, top_p_limits([TOP_P] * FRAMES)
+    vocab = models.code_predictor.embedding.shape[1]
+    noise = np.stack([noise_of_frame(start, 15, vocab) for start in range(FRAMES)])
+    return hidden.float(), code0, torch.from_numpy(noise), top_p_limits([TOP_P] * FRAMES)
 
 
 @torch.inference_mode()
@@ -66,11 +69,11 @@ def codes_of_engine(
 
     talker_type: type of the hidden states, which the feedback has, too.
     """
-    hidden, code0, uniforms, _ = given
+    hidden, code0, *_ = given
     tables = hidden.to(talker_type), torch.empty_like(hidden, dtype=talker_type)
     found = []
-    for random in ([None] * FRAMES, list(uniforms.numpy())):
-        sampling = [PredictorSampling(one, 50, TOP_P) for one in random]
+    for starts in ([None] * FRAMES, range(FRAMES)):
+        sampling = [PredictorSampling(start, 50, TOP_P) for start in starts]
         found.append(predictor.predict(range(FRAMES), code0.tolist(), sampling, *tables))
     return found[0], found[1]
 

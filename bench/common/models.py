@@ -107,10 +107,7 @@ def written_messages(prompt_builder: PromptBuilder, tokens: int) -> list[dict[st
     return messages(bisect.bisect_right(range(tokens), tokens, key=length) - 1)
 
 
-def released_sampling(draw: np.random.Generator, code_groups: int) -> PredictorSampling:
-    """Return the sampling of one frame at the released settings, its random numbers drawn."""
-    return PredictorSampling(
-        draw.random(code_groups - 1, dtype=np.float32),
-        RequestOptions.predictor_top_k,
-        RequestOptions.predictor_top_p,
-    )
+def released_sampling(draw: np.random.Generator) -> PredictorSampling:
+    """Return the sampling of one frame at the released settings."""
+    top_k, top_p = RequestOptions.predictor_top_k, RequestOptions.predictor_top_p
+    return PredictorSampling(int(draw.integers(2**63)), top_k, top_p)

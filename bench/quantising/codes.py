@@ -81,7 +81,7 @@ def frame_rows(weights: Weights, about: Row, frames: int) -> Iterator[Row]:
     c, draw = weights.config.talker, torch.Generator().manual_seed(1)
     assert c is not None
     _, rows, given = random_inputs(weights, frames)
-    uniforms = torch.rand(frames, c.code_groups, generator=draw)
+    noise = gumbel(draw, frames, c)
     plain = weights.talker(STORED)
     (hidden,) = decoder_logits(plain, c.text, [rows])[1]
 
@@ -95,13 +95,13 @@ def frame_rows(weights: Weights, about: Row, frames: int) -> Iterator[Row]:
             else:
                 logits.append(slots.step([0], row[None])[0])
         every = _spoken(weights, torch.cat(logits))
-        return every.argmax(-1)[:, None], _drawn(every, uniforms[:, 0])[:, None]
+        return every.argmax(-1)[:, None], _drawn(every, noise[:, 0])[:, None]
 
     def predictor_codes(numbers: Numbers) -> tuple[Tensor, Tensor]:
         predictor, kind = numbers.predictor(weights), numbers.arithmetic.products
         top_p = top_p_limits([TOP_P] * frames)
         inputs = hidden.to(kind), given[:, 0]
-        greedy, sampled = predictor(*inputs)[0], predictor(*inputs, uniforms[:, 1:], top_p)[0]
+        greedy, sampled = predictor(*inputs)[0], predictor(*inputs, noise[:, 1:], top_p)[0]
         return greedy[:, 1:], sampled[:, 1:]
 
     compared: tuple[tuple[str, tuple[Numbers, ...], Callable[..., tuple[Tensor, Tensor]]], ...] = (
@@ -126,14 +126,14 @@ def loop_rows(weights: Weights, about: Row, replies: int, frames: int) -> Iterat
     assert c is not None
     _, rows, _ = random_inputs(weights, replies * (PROMPT_ROWS + frames))
     text = rows.rows.view(replies, PROMPT_ROWS + frames, -1)
-    uniforms = torch.rand(frames, replies, c.code_groups, generator=draw)
+    noise = gumbel(draw, frames * replies, c).unflatten(0, (frames, replies))
     reference: dict[str, Tensor] = {}
     for talker, predictor in LOOPS:
         found = {"measure": "replies", **about, "talker": str(talker), "predictor": str(predictor)}
         modules = talker.talker(weights), predictor.predictor(weights)
         kinds = talker.arithmetic.products, predictor.arithmetic.products
         for way in WAYS:
-            numbers = uniforms if way == "sampled" else None
+            numbers = noise if way == "sampled" else None
             codes = _reply_codes(weights, c, modules, kinds, text, numbers)
             differs = (codes != reference.setdefault(way, codes)).any(2)  # [replies, frames]
             first = torch.where(differs.any(1), differs.int().argmax(1), frames)
@@ -148,12 +148,12 @@ def _reply_codes(
     modules: tuple[TalkerModel, CodePredictor],
     kinds: tuple[torch.dtype, torch.dtype],
     text: Tensor,
-    uniforms: Tensor | None,
+    noise: Tensor | None,
 ) -> Tensor:
     """Return the codes of replies, int64 [replies, frames, 16].
 
     kinds: types of the talker's and the predictor's products. text: prompt rows and then the text
-    row of each frame, [replies, rows, hidden]. uniforms: [frames, replies, 16]; None: greedy.
+    row of each frame, [replies, rows, hidden]. noise: [frames, replies, 16, vocab]; None: greedy.
     """
     (talker, predictor), (kind, predictor_kind) = modules, kinds
     replies, every = len(text), list(range(len(text)))
@@ -164,12 +164,12 @@ def _reply_codes(
     top_p, codes = top_p_limits([TOP_P] * replies), []
     for frame in range(text.shape[1] - PROMPT_ROWS):
         of_codes = _spoken(weights, logits)
-        if uniforms is None:
+        if noise is None:
             code0 = of_codes.argmax(-1)
             frame_codes, feedback = predictor(hidden.to(predictor_kind), code0)
         else:
-            code0 = _drawn(of_codes, uniforms[frame, :, 0])
-            inputs = hidden.to(predictor_kind), code0, uniforms[frame, :, 1:], top_p
+            code0 = _drawn(of_codes, noise[frame, :, 0])
+            inputs = hidden.to(predictor_kind), code0, noise[frame, :, 1:], top_p
             frame_codes, feedback = predictor(*inputs)
         codes.append(frame_codes)
         row = feedback.float() + text[:, PROMPT_ROWS + frame]
@@ -183,5 +183,11 @@ def _spoken(weights: Weights, logits: Tensor) -> Tensor:
     return logits[:, : weights.config.code2wav.codebook_size].float()
 
 
-def _drawn(logits: Tensor, uniforms: Tensor) -> Tensor:
-    return sample_top(logits / TEMPERATURE, uniforms, TOP_K, top_p_limits([1.0] * len(logits)))
+def gumbel(draw: torch.Generator, rows: int, c: TalkerConfig) -> Tensor:
+    """Return the noise of the draws of some frames, [rows, 16, vocab]."""
+    shape = rows, c.code_groups, c.predictor.vocab_size
+    return -torch.empty(shape).exponential_(generator=draw).log()
+
+
+def _drawn(logits: Tensor, noise: Tensor) -> Tensor:
+    return sample_top(logits / TEMPERATURE, noise, TOP_K, top_p_limits([1.0] * len(logits)))

@@ -277,15 +277,15 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
 
 
 @torch.no_grad()
-def test_random_numbers_of_the_code_predictor_are_its_inputs(models) -> None:
-    """The same uniforms give the same codes; top_k 1 is greedy whatever they are."""
+def test_the_noise_of_the_code_predictor_is_its_input(models) -> None:
+    """The same noise gives the same codes; top_k 1 is greedy whatever it is."""
     hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
-    uniforms, top_p = torch.rand(2, 15), torch.full((2,), 0.8)
-    sampled = [models.code_predictor(hidden, code0, uniforms, top_p)[0] for _ in range(2)]
+    noise, top_p = torch.randn(2, 15, models.code_predictor.head.shape[1]), torch.full((2,), 0.8)
+    sampled = [models.code_predictor(hidden, code0, noise, top_p)[0] for _ in range(2)]
     assert sampled[0].tolist() == sampled[1].tolist()
-    other, _ = models.code_predictor(hidden, code0, torch.rand(2, 15), top_p)
+    other, _ = models.code_predictor(hidden, code0, noise.flip(-1), top_p)
     assert other.tolist() != sampled[0].tolist()
-    likeliest, _ = models.code_predictor(hidden, code0, uniforms, top_p, top_k=1)
+    likeliest, _ = models.code_predictor(hidden, code0, noise, top_p, top_k=1)
     greedy, _ = models.code_predictor(hidden, code0)
     assert likeliest.tolist() == greedy.tolist()
 

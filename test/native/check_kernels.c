@@ -485,23 +485,31 @@ static void check_above(const float *x, int64_t count)
 /* vocab: up to 256 logits are put in order by `places`, more are sorted as a heap. */
 static void check_draw(int64_t vocab)
 {
-    enum { MOST = 300, DRAWS = 4000 };
-    Candidate kept[MOST], ordered[MOST];
-    float probabilities[MOST], *logits = numbers(vocab, 4.0f);
-    Drawing drawing = {kept, ordered, probabilities};
-    int64_t best = 0, count[MOST] = {0};
+    enum { MOST = 300 };
+    int64_t ids[MOST], best = 0;
+    float scores[MOST], spare[2 * MOST], noise[MOST] = {0}, *logits = numbers(vocab, 4.0f);
     double total = 0;
-    for (int64_t i = 0; i < vocab; i++) {
+    for (int64_t i = 0; i < vocab; i++)
         best = logits[i] > logits[best] ? i : best;
-        total += exp(logits[i] / 2);
-    }
+    for (int64_t i = 0; i < vocab; i++)
+        total += exp((logits[i] - logits[best]) / 2);
     if (likeliest(logits, NULL, vocab) != best ||
-        draw(&drawing, logits, NULL, vocab, 1, 1, 0.99f, 1, 0) != best)
+        remaining(ids, scores, spare, logits, NULL, vocab, (Limits){1, 1, 1, 0}) != 1 ||
+        race(ids, scores, 1, noise) != best)
         fail("the likeliest", vocab, (double)likeliest(logits, NULL, vocab), (double)best);
-    for (int n = 0; n < DRAWS; n++)
-        count[draw(&drawing, logits, NULL, vocab, 2, 0, ((float)n + 0.5f) / DRAWS, 1, 0)]++;
-    for (int64_t i = 0; i < vocab; i++) /* evenly spread numbers: each within one of its share */
-        close_to("draw", i, (double)count[i], DRAWS * exp(logits[i] / 2) / total, 1.5);
+    int64_t every = remaining(ids, scores, spare, logits, NULL, vocab, (Limits){2, 0, 1, 0});
+    noise[vocab / 2] = 99;
+    if (every != vocab || race(ids, scores, every, noise) != vocab / 2)
+        fail("race", vocab, (double)every, (double)vocab);
+    int64_t half = remaining(ids, scores, spare, logits, NULL, vocab, (Limits){2, 0, 0.5f, 0});
+    double kept = 0, least = 0;
+    for (int64_t i = 0; i < half; i++) {
+        close_to("score", ids[i], scores[i], (logits[ids[i]] - logits[best]) / 2, 1e-5);
+        kept += exp(scores[i]) / total;
+        least = scores[i] < least ? scores[i] : least;
+    }
+    if (kept < 0.5 || kept - exp(least) / total >= 0.5)
+        fail("top p", vocab, kept, 0.5);
     check_above(logits, vocab);
     free(logits);
 }

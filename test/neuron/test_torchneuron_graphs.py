@@ -243,7 +243,7 @@ def test_codes_are_marked_in_the_slot_whose_logits_are_not_finite(
     assert config.talker is not None
     _, part = loaded(config, checkpoint, tmp_path, "code_predictor")
     predictor = NeuronPredictor(part, config.talker.predictor.vocab_size)
-    sampling = [PredictorSampling(np.full(2, 0.5, np.float32), 50, 1.0)] * 3
+    sampling = [PredictorSampling(5, 50, 1.0)] * 3
     hidden, frames = torch.randn(3, config.talker.text.hidden_size, generator=seeded(0)), []
     for row in (hidden[1].clone(), float("nan")):
         hidden[1], feedback = row, torch.zeros_like(hidden)

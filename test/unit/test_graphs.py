@@ -374,7 +374,7 @@ def test_a_row_without_a_slot_touches_no_stream(graphs, static) -> None:
 
 def test_sampling_by_products_gives_the_same_codes(graphs, static, models) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
-    so that a random number within the last bit of an edge could differ: none of these 3600 does."""
+    so that an id at the edge of top-p could differ: in none of these 3600 draws."""
     graph = graphs["code_predictor[slots=3,top_k=50]"]
     module = graph.module(static.code_predictor)
     for seed in range(80):

@@ -14,7 +14,8 @@ from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.encoder_layers import NativeEncoderLayer, NativeLinear
 from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
 from qwen3_omni_neuron.cpu.packing import Groups
-from qwen3_omni_neuron.engines.sampling import RequestRandom, Sampler, SamplingParams
+from qwen3_omni_neuron.engines.noise import TALKER, Noise
+from qwen3_omni_neuron.engines.sampling import Sampler, SamplingParams
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -54,7 +55,7 @@ def allocated_bytes() -> int:
 
 
 CALLS = [
-    "decode_step", "draw_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
+    "decode_step", "remaining_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
     "quantise_matrices", "run_code2wav", "convolve_audio", "encoder_layer",
 ]  # fmt: skip
 
@@ -63,7 +64,7 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     """Each call of the library by its name, with small inputs."""
     c = talker_config(config)
     native = native_predictor(c, library)
-    hidden, code0, uniforms = frames(c, 2)
+    hidden, code0, starts = frames(c, 2)
     m = made(config, "thinker", "tiny", "int4")
     steps, tokens, (rows, at) = m.native(library, 4), torch.tensor([5, 6]), prompt_rows(m.c, 21)
     visual, features = torch.tensor([1, 3]), torch.randn(2, 2, m.c.hidden_size)
@@ -78,13 +79,13 @@ def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], o
     encode = NativeEncoderLayer(ear.layers[0], library, 4)
     heard = torch.randn(2, 30, audio.hidden_size)
     chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
-    sampler = Sampler(SamplingParams(True), 3000, RequestRandom(0).talker)
+    sampler = Sampler(SamplingParams(True), 3000, Noise(0, TALKER))
     sample, tokens_logits = NativeSampler(library), torch.randn(1, 3000)
     return {
-        "draw_rows": lambda: sample([sampler], [tokens_logits]),
+        "remaining_rows": lambda: sample([sampler], [tokens_logits]),
         "decode_step": lambda: decode(steps, [0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
-        "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
+        "predict_frame": lambda: native(hidden, code0, starts, torch.full((2,), 0.8)),
         "multiply_rows": lambda: layer(rows),
         "pack_matrices": lambda: pack_in_c(hidden, library),
         "quantise_matrices": lambda: quantise_in_c(hidden.bfloat16(), library, Groups()),

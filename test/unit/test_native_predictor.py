@@ -21,6 +21,7 @@ from testing.native_modules import (
     both_predictors,
     frames,
     native_predictor,
+    noise_of_starts,
     random_predictor,
     talker_config,
 )
@@ -37,12 +38,12 @@ def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
     config: OmniConfig, library: Library, rows: list[int]
 ) -> None:
     c = talker_config(config)
-    native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
+    native, (hidden, code0, starts) = native_predictor(c, library), frames(c, 4)
     feedback, limits = torch.full_like(hidden, 7.0), [0.9, 1.0, 0.5][: len(rows)]
-    pairs = zip(uniforms[rows].numpy(), limits, strict=True)
-    sampling = [PredictorSampling(random, 20, limit) for random, limit in pairs]
+    given = [starts[row] for row in rows]
+    sampling = [PredictorSampling(*pair) for pair in zip(given, [20] * 3, limits, strict=False)]
     codes = native.predict(rows, code0[rows].tolist(), sampling, hidden, feedback)
-    expected = native(hidden[rows], code0[rows], uniforms[rows], torch.tensor(limits), 20)
+    expected = native(hidden[rows], code0[rows], given, torch.tensor(limits), 20)
     assert_equal((codes, feedback[rows]), expected)
     assert (feedback[[row for row in range(4) if row not in rows]] == 7).all()
     for wrong in (-1, 4):
@@ -79,17 +80,16 @@ def test_predicted_logits_are_the_modules(
 def test_sampled_codes_are_those_of_sample_top(
     config: OmniConfig, library: Library, top_k: int, top_p: float, vocab_size: int
 ) -> None:
-    """3000 samples each: the same code for the same logits and uniform. The module's own logits are
-    other by a rounding, which swapped two neighbours in 1 sample of 300,000."""
+    """3000 samples each: the same code for the same logits and noise."""
     c = talker_config(config, layers=2, vocab_size=vocab_size)
-    hidden, code0, uniforms = frames(c, 200)
-    uniforms[0], uniforms[1] = 0, 1 - 2**-24
+    hidden, code0, starts = frames(c, 200)
     limits = top_p_limits([top_p] * 200)
     logits = torch.empty(15, 200, c.predictor.vocab_size)
     native = native_predictor(c, library)
-    codes, _ = native(hidden, code0, uniforms, limits, top_k=top_k, logits=logits)
+    codes, _ = native(hidden, code0, starts, limits, top_k=top_k, logits=logits)
+    noise = noise_of_starts(c, starts)
     for step in range(15):
-        expected = sample_top(logits[step], uniforms[:, step], top_k, limits)
+        expected = sample_top(logits[step], noise[:, step], top_k, limits)
         assert codes[:, step + 1].tolist() == expected.tolist(), f"step {step}"
 
 
@@ -98,10 +98,11 @@ def test_sampled_codes_are_those_of_sample_top(
 def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dtype: str) -> None:
     c = talker_config(config, layers=3)
     native, predictor = both_predictors(c, library, random_predictor(c), dtype)
-    hidden, code0, uniforms = frames(c, 100)
+    hidden, code0, starts = frames(c, 100)
     limits = torch.linspace(0.5, 0.99, 100)  # each slot its own
-    codes, feedback = native(hidden, code0, uniforms, limits, top_k=20)
-    expected_codes, expected_feedback = predictor(hidden, code0, uniforms, limits, top_k=20)
+    codes, feedback = native(hidden, code0, starts, limits, top_k=20)
+    noise = noise_of_starts(c, starts)
+    expected_codes, expected_feedback = predictor(hidden, code0, noise, limits, top_k=20)
     assert codes.tolist() == expected_codes.tolist()
     torch.testing.assert_close(feedback, expected_feedback, atol=1e-5, rtol=0)
 
@@ -110,30 +111,30 @@ def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dt
 def test_frames_of_different_top_k_share_a_call(config: OmniConfig, library: Library) -> None:
     """Each is as alone, a greedy one, too; the weights are read once."""
     c = talker_config(config, layers=2)
-    native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
+    native, (hidden, code0, starts) = native_predictor(c, library), frames(c, 4)
     top_k, top_p = [50, 50, 0, 7], [0.3, 0.8, 1.0, 0.9]
     feedback = torch.empty_like(hidden)
-    given = zip([None, *uniforms.numpy()[1:]], top_k, top_p, strict=True)
+    given = zip([None, *starts[1:]], top_k, top_p, strict=True)
     sampling = [PredictorSampling(*each) for each in given]
     codes = native.predict(range(4), code0.tolist(), sampling, hidden, feedback)
     for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
         one = slice(row, row + 1)
-        drawn = () if row == 0 else (uniforms[one], top_p_limits([p]), k)
+        drawn = () if row == 0 else (starts[one], top_p_limits([p]), k)
         assert_equal((codes[one], feedback[one]), native(hidden[one], code0[one], *drawn))
 
 
 @torch.no_grad()
-def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library: Library) -> None:
+def test_of_equal_logits_greedy_takes_the_first_and_a_draw_any(
+    config: OmniConfig, library: Library
+) -> None:
     c = talker_config(config)
     predictor = random_predictor(c)
     predictor.head.zero_()
-    hidden, code0, _ = frames(c, 1)
+    hidden, code0, starts = frames(c, 40)
     native, _ = both_predictors(c, library, predictor)
-    assert native(hidden, code0)[0][0, 1:].tolist() == [0] * 15
-    for uniform, code in ((0.0, 0), (0.49, 3), (0.5, 4), (0.51, 4), (0.99, 7)):
-        uniforms = torch.full((1, 15), uniform)
-        codes, _ = native(hidden, code0, uniforms, top_p_limits([1]), top_k=8)
-        assert codes[0, 1:].tolist() == [code] * 15
+    assert not native(hidden, code0)[0][:, 1:].any()
+    codes, _ = native(hidden, code0, starts, torch.full((40,), 0.1), top_k=1)
+    assert torch.equal(codes[:, 1:], noise_of_starts(c, starts).argmax(-1))
 
 
 @torch.no_grad()
@@ -147,19 +148,19 @@ def test_nan_gives_no_code_and_leaves_the_other_frames_alone(
     c = talker_config(config, vocab_size=vocab_size)
     predictor = random_predictor(c)
     native, module = both_predictors(c, library, predictor)
-    hidden, code0, uniforms = frames(c, 2)
+    hidden, code0, starts = frames(c, 2)
     hidden[0] = float("nan")
-    whole, _ = native(hidden[1:], code0[1:], uniforms[1:], top_p_limits([1]), top_k)
+    whole, _ = native(hidden[1:], code0[1:], starts[1:], top_p_limits([1]), top_k)
     libc = CDLL(None)
     try:
         libc.mallopt(M_PERTURB, 0x7F)  # new memory is full of what are no ids
-        codes, _ = native(hidden, code0, uniforms, top_p_limits([1, 1]), top_k)
+        codes, _ = native(hidden, code0, starts, top_p_limits([1, 1]), top_k)
     finally:
         libc.mallopt(M_PERTURB, 0)
     assert torch.equal(codes[1:], whole)
     assert torch.equal(codes[:, 0], code0)
     assert codes[0, 1:].tolist() == [-1] * 15
-    again, _ = module(hidden, code0, uniforms, top_p_limits([1, 1]), top_k)
+    again, _ = module(hidden, code0, noise_of_starts(c, starts), top_p_limits([1, 1]), top_k)
     assert again[0, 1:].tolist() == [-1] * 15
     assert (again[1] >= 0).all()
 
@@ -174,15 +175,15 @@ def test_a_batch_of_frames_is_each_alone_bit_for_bit(
     c = talker_config(config, **sizes)
     packed, _ = packed_and_widened(random_predictor(c), "code_predictor", dtype)
     natives = [CalledPredictor(c, packed, library, threads) for threads in (1, 2, 4)]
-    hidden, code0, uniforms = frames(c, 7)
+    hidden, code0, starts = frames(c, 7)
     limits = torch.linspace(0.5, 0.9, 7)
     for sampled in (False, True):
-        together = natives[0](hidden, code0, *(uniforms, limits) if sampled else ())
+        together = natives[0](hidden, code0, *(starts, limits) if sampled else ())
         for native in natives[1:]:
-            assert_equal(native(hidden, code0, *(uniforms, limits) if sampled else ()), together)
+            assert_equal(native(hidden, code0, *(starts, limits) if sampled else ()), together)
         for slot in range(7):
             own = slice(slot, slot + 1)
-            how = (uniforms[own], limits[own]) if sampled else ()
+            how = (starts[own], limits[own]) if sampled else ()
             alone = natives[slot % 3](hidden[own], code0[own], *how)
             assert_equal(alone, tuple(t[own] for t in together))
 

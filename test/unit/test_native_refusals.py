@@ -30,9 +30,9 @@ pytestmark = needs_c
 def test_other_shapes_and_types_are_refused(config: OmniConfig, library: Library) -> None:
     c = talker_config(config)
     native = native_predictor(c, library)
-    hidden, code0, uniforms = frames(c, 2)
+    hidden, code0, starts = frames(c, 2)
     limits = torch.full((2,), 0.8)
-    native(hidden, code0, uniforms, limits)
+    native(hidden, code0, starts, limits)
     for wrong in (
         hidden[:, :32],
         hidden.double(),
@@ -40,8 +40,6 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: Library
     ):
         with pytest.raises(ValueError, match="the C takes"):
             native(wrong, code0)
-    with pytest.raises(ValueError, match="14"):
-        native(hidden, code0, uniforms[:, :14], limits)
     with pytest.raises(IndexError, match="there are 1"):
         native(hidden[:1], code0)
     for code in (-1, c.text.vocab_size):

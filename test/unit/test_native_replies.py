@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,8 +55,8 @@ def test_a_reply_without_media_is_computed_without_a_torch_operation(pair: Qwen3
     assert talker is not None and vocoder is not None and c.talker is not None
     speaker_id = next(iter(c.talker.speaker_ids.values()))
     none, chunk = torch.empty(0, c.thinker.text.hidden_size), torch.zeros(2, 16, dtype=torch.int64)
-    drawn = PredictorSampling(np.full(15, 0.5, np.float32), 50, 1.0)
-    greedy, other = replace(drawn, uniforms=None), replace(drawn, top_k=20)
+    drawn = PredictorSampling(5, 50, 1.0)
+    greedy, other = replace(drawn, noise=None), replace(drawn, top_k=20)
     steps: list[Callable[[], object]] = [
         lambda: thinker.prefill(1, prompt),
         lambda: thinker.step(order, ids),

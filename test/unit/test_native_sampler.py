@@ -6,13 +6,8 @@ import torch
 
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.sampler import NativeSampler
-from qwen3_omni_neuron.engines.sampling import (
-    RequestRandom,
-    Sampler,
-    SamplingParams,
-    allowed_ids,
-    sample_ids,
-)
+from qwen3_omni_neuron.engines.noise import TALKER, Noise
+from qwen3_omni_neuron.engines.sampling import Sampler, SamplingParams, allowed_ids, sample_ids
 from testing.native_library import needs_c
 
 pytestmark = needs_c
@@ -41,7 +36,7 @@ def test_sampled_ids_are_those_of_numpy(
 
     def samplers() -> list[Sampler]:
         return [
-            Sampler(kind, vocab, RequestRandom(seed).talker, torch.tensor([0, 3]), allowed)
+            Sampler(kind, vocab, Noise(seed, TALKER), torch.tensor([0, 3]), allowed)
             for seed, kind in enumerate(SAMPLINGS)
         ]
 
@@ -62,7 +57,7 @@ def test_a_mask_forbids_the_same_ids_as_in_numpy(library: Library, vocab: int) -
     """Each sequence has a mask of its own, or none, and all are sampled in one call."""
 
     def samplers() -> list[Sampler]:
-        return [Sampler(k, vocab, RequestRandom(i).talker) for i, k in enumerate(SAMPLINGS)]
+        return [Sampler(k, vocab, Noise(i, TALKER)) for i, k in enumerate(SAMPLINGS)]
 
     generator, ours, numpys = np.random.default_rng(vocab), samplers(), samplers()
     sample = NativeSampler(library)
@@ -82,7 +77,7 @@ def test_a_mask_forbids_the_same_ids_as_in_numpy(library: Library, vocab: int) -
 
 def test_logits_of_another_type_are_widened(library: Library) -> None:
     logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
-    first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
+    first, second = (Sampler(SAMPLINGS[1], 100, Noise(0, TALKER)) for _ in range(2))
     for _ in range(20):
         assert NativeSampler(library)([first], [logits[None]]) == sample_ids(
             [second], [logits[None]]
@@ -90,6 +85,6 @@ def test_logits_of_another_type_are_widened(library: Library) -> None:
 
 
 def test_logits_of_another_vocabulary_are_refused(library: Library) -> None:
-    sampler = Sampler(SAMPLINGS[0], 10, RequestRandom(0).talker)
+    sampler = Sampler(SAMPLINGS[0], 10, Noise(0, TALKER))
     with pytest.raises(ValueError, match=r"\[1, 10\]"):
         NativeSampler(library)([sampler], [torch.zeros(1, 9)])

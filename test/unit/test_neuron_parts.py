@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -48,19 +47,14 @@ def predicted(
     return predictor.predict(slots, code0.tolist(), how, hidden, feedback), feedback
 
 
-def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
-    uniforms = np.random.default_rng(seed).random(15, dtype=np.float32)
-    return PredictorSampling(uniforms, top_k, top_p)
-
-
 @torch.inference_mode()
 def test_frames_sampled_each_in_its_own_way_are_the_cpus(checkpoint, config, cpu) -> None:
     for how in (
         [GREEDY],
-        [sampled(1, 50, 0.8)],
-        [sampled(1, 50, 0.8), sampled(2, 3, 1.0)],
-        [GREEDY, sampled(3, 50, 0.5), GREEDY],
-        [sampled(4, 1, 0.5), sampled(5, 3, 1.0), sampled(6, 50, 0.1)],
+        [PredictorSampling(1, 50, 0.8)],
+        [PredictorSampling(1, 50, 0.8), PredictorSampling(2, 3, 1.0)],
+        [GREEDY, PredictorSampling(3, 50, 0.5), GREEDY],
+        [PredictorSampling(4, 1, 0.5), PredictorSampling(5, 3, 1.0), PredictorSampling(6, 50, 0.1)],
     ):
         neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
         generator = torch.Generator().manual_seed(len(how))
@@ -78,11 +72,11 @@ def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(checkpoint, c
     part = part_of(checkpoint, config, "code_predictor")
     neuron, hidden = NeuronPredictor(part, 64), torch.zeros(2, config.talker.text.hidden_size)
     with pytest.raises(BucketError, match=r"is 60, .* at most 50 codes"):
-        predicted(neuron, hidden, torch.zeros(2).long(), [GREEDY, sampled(1, 60, 1.0)])
+        predicted(neuron, hidden, torch.zeros(2).long(), [GREEDY, PredictorSampling(1, 60, 1.0)])
     assert not part.called
     few = NeuronPredictor(part, 40)  # fewer codes than were compiled: no limit is one that fits
     for top_k in (0, 60):
-        predicted(few, hidden[:1], torch.zeros(1).long(), [sampled(1, top_k, 1.0)])
+        predicted(few, hidden[:1], torch.zeros(1).long(), [PredictorSampling(1, top_k, 1.0)])
 
 
 def test_the_table_of_text_rows_is_the_projection_of_every_token(

@@ -18,23 +18,26 @@ from transformers.generation.logits_process import (
 )
 
 from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.engines.noise import (
+    TALKER,
+    THINKER,
+    Noise,
+    noise_of_frame,
+    noise_of_rows,
+    split_mix,
+)
 from qwen3_omni_neuron.engines.sampling import (
     NOT_FINITE,
-    UNIFORMS_AT_ONCE,
-    Floats,
-    Ids,
-    RequestRandom,
     SampleIds,
     Sampler,
     SamplingParams,
-    Uniforms,
     all_ids_but,
     allowed_ids,
     kept,
     processed,
     sample_ids,
 )
-from qwen3_omni_neuron.model.code_predictor import kept_probabilities, sample_top, top_p_limits
+from qwen3_omni_neuron.model.code_predictor import least_kept, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
 
@@ -55,42 +58,53 @@ def sample(request: pytest.FixtureRequest) -> SampleIds:
     return NativeSampler(library)
 
 
-def random_logits(seed: int) -> torch.Tensor:
+def random_logits(seed: int) -> Tensor:
     return 3 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def in_graph(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+def by_numpy(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
+    """Probabilities [1, ids] that sample_ids samples with."""
+    found = torch.full_like(scores, float("-inf"))
+    ids = kept(scores.numpy()[0], top_k, top_p, min_p)
+    found[0, ids] = scores[0, ids]
+    return found.softmax(-1)
+
+
+def in_graph(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Probabilities [1, VOCAB] that sample_top samples with."""
-    values, ids = logits.topk(min(top_k, VOCAB) or VOCAB)
-    kept = kept_probabilities(values, top_p_limits([top_p]))
-    return torch.zeros(1, VOCAB).scatter(1, ids, kept / kept.sum())
+    least, _ = least_kept(logits, top_k, top_p_limits([top_p]))
+    return logits.masked_fill(logits < least, float("-inf")).softmax(-1)
 
 
-def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None) -> torch.Tensor:
-    """Probabilities [1, VOCAB] that sample_ids samples with; ids: those of the logits."""
-    places, probabilities = kept(logits.numpy()[0], top_k, top_p)
-    found = torch.zeros(1, VOCAB)
-    found[0, places if ids is None else ids[places]] = torch.from_numpy(probabilities)
-    return found / found.sum()
+def by_transformers(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> Tensor:
+    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    return LogitsProcessorList(warpers)(torch.zeros(1, 0).long(), logits.clone()).softmax(-1)
 
 
-@pytest.mark.parametrize("ours", [ours, in_graph])
+@pytest.mark.parametrize("ours", [by_numpy, in_graph])
 @pytest.mark.parametrize(("top_k", "top_p"), CASES)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.pairs
 def test_kept_set_and_probabilities_are_transformers(
-    top_k: int, top_p: float, seed: int, ours: Callable[..., torch.Tensor]
+    top_k: int, top_p: float, seed: int, ours: Callable[..., Tensor]
 ) -> None:
+    """Of equal logits at the k-th place all stay, with whose sum top-p reckons."""
     logits = random_logits(seed)
-    warpers = LogitsProcessorList()
-    if top_k:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        warpers.append(TopPLogitsWarper(top_p))
-    expected = warpers(torch.zeros(1, 0).long(), logits.clone()).softmax(-1)
-    actual = ours(logits, top_k, top_p)
-    assert (actual > 0).tolist() == (expected > 0).tolist()
-    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+    for given in (logits, torch.where(logits < 2.5, (2 * logits).round() / 2, logits)):
+        expected = by_transformers(given, 1.0, top_k, top_p)
+        actual = ours(given, top_k, top_p)
+        edge = given[expected > 0].min()
+        # At the edge of top-p they stay together, where transformers keeps some by their order.
+        if top_p < 1 and (given == edge).sum() > 1:
+            assert ((actual > 0) == (expected > 0))[given != edge].all()
+        else:
+            assert (actual > 0).tolist() == (expected > 0).tolist()
+            torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -110,9 +124,10 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
     )
     expected = chain(seen, logits.clone()).softmax(-1)
     allowed = allowed_ids(VOCAB, suppressed)
-    sampler = Sampler(params, VOCAB, RequestRandom(0).talker, seen[0], allowed)
+    sampler = Sampler(params, VOCAB, Noise(0, TALKER), seen[0], allowed)
     scores = torch.from_numpy(processed(sampler, logits))[None]
-    actual = ours(scores / params.temperature, 12, 0.7, allowed)
+    actual = torch.zeros(1, VOCAB)
+    actual[:, allowed] = by_numpy(scores / params.temperature, 12, 0.7)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert not actual[0, suppressed].any()
 
@@ -123,15 +138,9 @@ def test_min_p_keeps_what_transformers_keep(
     top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
     logits = random_logits(seed)
-    warpers = [TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-    expected = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(
-        torch.zeros(1, 0).long(), logits.clone()
-    ).softmax(-1)
-    places, probabilities = kept(logits.numpy()[0], top_k, top_p, min_p)
-    actual = torch.zeros(1, VOCAB)
-    actual[0, places] = torch.from_numpy(probabilities)
-    torch.testing.assert_close(actual / actual.sum(), expected, atol=1e-6, rtol=1e-4)
+    expected = by_transformers(logits, 1.0, top_k, top_p, min_p)
+    actual = by_numpy(logits, top_k, top_p, min_p)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert (actual > 0).tolist() == (expected > 0).tolist()
 
 
@@ -140,11 +149,11 @@ def test_presence_and_frequency_penalties_are_openais(sample: SampleIds) -> None
     scores = torch.full((1, VOCAB), -9.0)
     scores[0, :3] = torch.tensor([3.0, 2.6, 2.0])
     params = SamplingParams(False, presence_penalty=0.5, frequency_penalty=0.25)
-    sampler = Sampler(params, VOCAB, RequestRandom(0).thinker)
+    sampler = Sampler(params, VOCAB, Noise(0, THINKER))
     # 3.0 -> 2.25 -> 2.0 -> 1.75; 2.6 -> 1.85 -> 1.6; 2.0 -> 1.25; the first of equal ones
     wanted = [0, 1, 0, 0, 2, 1, 0]
     assert [sample([sampler], [scores])[0] for _ in wanted] == wanted
-    free = Sampler(SamplingParams(False), VOCAB, RequestRandom(0).thinker)
+    free = Sampler(SamplingParams(False), VOCAB, Noise(0, THINKER))
     assert sample([free, sampler], [scores, scores])[0] == 0
 
 
@@ -158,62 +167,67 @@ def follow(counts: np.ndarray, expected: np.ndarray) -> bool:
     return bool(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 0.001)
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.8), (8, 1.0), (0, 0.9)])
-def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
-    logits = random_logits(1)
-    count = 20000
-    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(2))
-    sampled = sample_top(
-        logits.expand(count, -1), uniforms, top_k, top_p_limits([top_p]).expand(count)
-    )
-    expected = ours(logits, top_k, top_p)[0]
-    counts = torch.bincount(sampled, minlength=VOCAB)
-    assert follow(counts.numpy(), expected.numpy())
+EQUAL = torch.tensor([[4.0, 4.0, 3.5, 3.0, 3.0, 3.0, 3.0, 1.0, -2.0, 4.0 - 2e-5]])
+DRAWS = {  # logits, temperature, top-k, top-p, min-p
+    "code 0": (random_logits(1), 0.9, 50, 1.0, 0.0),
+    "codes 1 to 15": (random_logits(2), 1.0, 50, 0.8, 0.0),
+    "no limit": (random_logits(3), 1.0, 0, 1.0, 0.0),
+    "every limit": (random_logits(4), 0.7, 20, 0.9, 0.05),
+    "equal logits at the k-th place": (EQUAL, 1.0, 5, 1.0, 0.0),
+    "equal logits, top_p": (EQUAL, 1.0, 5, 0.99, 0.0),
+    "top_k of 1": (EQUAL, 1.0, 1, 1.0, 0.0),
+    "a temperature of 1e-5": (EQUAL, 1e-5, 50, 1.0, 0.0),
+    "a temperature of 100": (random_logits(5), 100.0, 50, 1.0, 0.0),
+    "large logits": (EQUAL + 3000, 1e-5, 0, 1.0, 0.0),
+}
 
 
-def test_a_sampler_samples_with_temperature_top_k_and_top_p(sample: SampleIds) -> None:
-    logits = random_logits(4)
-    sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
-    count = 4000
-    counts = np.bincount([sample([sampler], [logits])[0] for _ in range(count)], minlength=VOCAB)
-    assert follow(counts, ours(logits / 0.5, 12, 0.9)[0].numpy())
+@pytest.mark.parametrize("case", DRAWS)
+@pytest.mark.pairs
+def test_draws_are_distributed_as_transformers(case: str, sample: SampleIds) -> None:
+    """10,000 in a row: chi-square. Some probabilities are equal, some are 0."""
+    logits, temperature, top_k, top_p, min_p = DRAWS[case]
+    params = SamplingParams(True, temperature, top_k, top_p, min_p=min_p)
+    sampler, vocab = Sampler(params, logits.shape[1], Noise(11, THINKER)), logits.shape[1]
+    counts = np.bincount([sample([sampler], [logits])[0] for _ in range(10_000)], minlength=vocab)
+    expected = by_transformers(logits.double(), temperature, top_k, top_p, min_p)
+    assert follow(counts, expected[0].numpy())
 
 
-def test_the_ends_of_the_unit_interval_sample_kept_ids() -> None:
-    logits = random_logits(3)
-    ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])
-    sampled = sample_top(logits.expand(2, -1), ends, 20, top_p_limits([0.9, 0.9]))
-    assert (ours(logits, 20, 0.9)[0, sampled] > 0).all()
-    assert int(sampled[0]) == int(logits.argmax()), "the likeliest comes first"
+@pytest.mark.parametrize("case", ["codes 1 to 15", *(name for name in DRAWS if "equal" in name)])
+def test_draws_of_a_graph_are_distributed_as_transformers(case: str) -> None:
+    """Each of the codes of 1000 frames."""
+    logits, temperature, top_k, top_p, _ = DRAWS[case]
+    noise = np.concatenate([noise_of_frame(Noise(3, TALKER).at(f), 15, VOCAB) for f in range(1000)])
+    count, vocab = len(noise), logits.shape[1]
+    given = torch.from_numpy(noise[:, :vocab])
+    drawn = sample_top(logits.expand(count, -1), given, top_k, top_p_limits([top_p]).expand(count))
+    expected = by_transformers(logits, temperature, top_k, top_p)[0].numpy()
+    for code in range(15):
+        assert follow(drawn[code::15].bincount(minlength=vocab).numpy(), expected)
 
 
-class Always(Uniforms):
-    """Random numbers that are all the same."""
-
-    def __init__(self, uniform: float):
-        super().__init__(np.random.SeedSequence(0))
-        self._uniform = uniform
-
-    def __call__(self, count: int) -> Floats:
-        return np.full(count, self._uniform, np.float32)
-
-
-@pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
-def test_the_ends_of_the_unit_interval_sample_the_first_and_the_last_kept(
-    uniform: float, rank: int, sample: SampleIds
-) -> None:
-    """Beside the models, too; what top-p drops is never sampled."""
-    logits = random_logits(3)
-    sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Always(uniform))
-    likeliest_first = logits[0].argsort(descending=True)
-    held = int((ours(logits, 20, 0.9)[0] > 0).sum())
-    assert sample([sampler], [logits]) == [int(likeliest_first[:held][rank])]
+def test_noise_is_a_function_of_seed_stage_position_code_and_id() -> None:
+    """SplitMix64's published numbers; Gumbel's mean and deviation; no number stands twice."""
+    steps = np.uint64(1234567) + np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert split_mix(steps).tolist() == published
+    starts = [Noise(s, stage).at(p) for s in (0, 7, 2**80) for stage in range(2) for p in (0, 1, 9)]
+    every = np.stack([noise_of_frame(start, 15, 2048) for start in starts])
+    assert len(np.unique(every)) > 0.97 * every.size, "float32 alone repeats some"
+    assert abs(every.mean() - np.euler_gamma) < 0.01 and abs(every.std() - 1.2825) < 0.01
+    ids = [np.array([5, 2047]), np.array([7]), np.array([], np.int64)]
+    rows = [noise_of_rows([start], [np.arange(2048)]) for start in starts[:3]]
+    expected = np.concatenate([row[each] for row, each in zip(rows, ids, strict=True)])
+    assert noise_of_rows(starts[:3], ids).tolist() == expected.tolist()
+    assert not np.isin(every, rows).mean() > 0.03, "code 0 has noise of its own"
+    assert noise_of_frame(starts[0], 3, 9).tolist() == every[0, :3, :9].tolist()
 
 
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression(sample: SampleIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
-    sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
+    sampler = Sampler(params, 4, Noise(0, TALKER), allowed=allowed_ids(4, [2]))
     assert [sample([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
 
 
@@ -233,11 +247,11 @@ def test_a_row_with_nan_or_infinity_has_no_id(
         row[0, 3], row[0, place] = 3.0, value
         for mask in (None, all_ids_but(vocab, [place])):
             rows.append(row)
-            samplers.append(Sampler(params, vocab, RequestRandom(1).talker))
+            samplers.append(Sampler(params, vocab, Noise(1, TALKER)))
             samplers[-1].mask = mask
     expected = [found for _, _, one in cases for found in (one, 3)]
     assert sample(samplers, rows) == expected
-    nowhere = Sampler(params, vocab, RequestRandom(1).talker)
+    nowhere = Sampler(params, vocab, Noise(1, TALKER))
     assert sample([nowhere], [torch.full((1, vocab), -inf)]) == [NOT_FINITE]
 
 
@@ -256,7 +270,7 @@ def test_sequences_sampled_together_get_the_ids_that_each_gets_alone(sample: Sam
     def samplers() -> list[Sampler]:
         history = torch.tensor([3, 77])
         return [
-            Sampler(kind, VOCAB, RequestRandom(seed).talker, history, allowed)
+            Sampler(kind, VOCAB, Noise(seed, TALKER), history, allowed)
             for seed, kind in enumerate(kinds)
         ]
 
@@ -269,23 +283,6 @@ def test_sequences_sampled_together_get_the_ids_that_each_gets_alone(sample: Sam
     assert together == [list(step) for step in zip(*apart, strict=True)]
     sampled = {token_id for step in together for token_id in step}
     assert sampled <= set(allowed.tolist()) and max(sampled) > 100
-
-
-def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:
-    first, second = RequestRandom(7), RequestRandom(7)
-    second.talker(100)
-    assert first.thinker(5).tolist() == second.thinker(5).tolist()
-    assert RequestRandom(7).thinker(1) != RequestRandom(7).talker(1)
-    assert RequestRandom(7).thinker(1) != RequestRandom(8).thinker(1)
-
-
-def test_random_numbers_are_the_generators_in_their_order_however_many_are_asked_for() -> None:
-    counts = [1, 15, 0, 1, UNIFORMS_AT_ONCE - 5, 15, 3 * UNIFORMS_AT_ONCE, 3]
-    uniforms = Uniforms(np.random.SeedSequence(5))
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(5)))
-    taken = [uniforms(count) for count in counts]
-    assert [len(numbers) for numbers in taken] == counts
-    assert np.concatenate(taken).tolist() == generator.random(sum(counts), np.float32).tolist()
 
 
 def test_the_talkers_defaults_are_the_references() -> None:

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterable, Sequence
 
 PACKAGE = "qwen3-omni-neuron"
-PACKAGE_VERSION = "0.2.1"  # defined only here; pyproject.toml reads it
+PACKAGE_VERSION = "0.3.0"  # defined only here; pyproject.toml reads it
 LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetensors", "numpy")
 
 

@@ -160,12 +160,12 @@ class EagerPredictor:
         steps, vocabulary, _ = self._predictor.head.shape
         rows = list(slots)
         given = hidden[rows].to(self._arithmetic), torch.tensor(code0)
-        if all(frame.uniforms is None for frame in sampling):
+        if all(frame.noise is None for frame in sampling):
             codes, feedback[rows] = self._predictor(*given)
             return codes
-        uniforms, top_p, top_k = sampling_arrays(sampling, steps)
+        noise, top_p, top_k = sampling_arrays(sampling, steps, vocabulary)
         limits = torch.tensor([min(k or vocabulary, vocabulary) for k in top_k])
-        how = torch.from_numpy(uniforms), top_p_limits(top_p), int(limits.max())
+        how = torch.from_numpy(noise), top_p_limits(top_p), int(limits.max())
         codes, feedback[rows] = self._predictor(*given, *how, top_k_limits=limits)
         return codes
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
+from qwen3_omni_neuron.engines.noise import noise_of_frame
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 
@@ -24,19 +25,18 @@ def rows_of(batch: Tensor) -> list[Tensor]:
 
 
 def sampling_arrays(
-    sampling: Sequence[PredictorSampling], codes: int
+    sampling: Sequence[PredictorSampling], codes: int, vocab: int
 ) -> tuple[NDArray[np.float32], list[float], list[int]]:
-    """Return uniforms [n, codes], top_p and top_k of frames that are all sampled.
+    """Return noise [n, codes, vocab], top_p and top_k of frames that are all sampled.
 
-    A greedy frame is sampled from the likeliest code alone, by any uniforms. codes: number of
-    codes that are sampled for a frame.
+    A greedy frame is drawn from the likeliest codes alone, without noise: the first of equal ones.
     """
-    uniforms = np.zeros((len(sampling), codes), np.float32)
-    for row, frame in zip(uniforms, sampling, strict=True):
-        if frame.uniforms is not None:
-            row[:] = frame.uniforms
-    top_k = [1 if frame.uniforms is None else frame.top_k for frame in sampling]
-    return uniforms, [frame.top_p for frame in sampling], top_k
+    noise = np.zeros((len(sampling), codes, vocab), np.float32)
+    for row, frame in zip(noise, sampling, strict=True):
+        if frame.noise is not None:
+            row[:] = noise_of_frame(frame.noise, codes, vocab)
+    top_k = [1 if frame.noise is None else frame.top_k for frame in sampling]
+    return noise, [frame.top_p for frame in sampling], top_k
 
 
 def pad_chunks(

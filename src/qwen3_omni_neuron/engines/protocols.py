@@ -87,10 +87,10 @@ class Thinker(Protocol):
 class PredictorSampling:
     """Sampling of codes 1 to 15 of one frame.
 
-    uniforms: float32 [15] in [0, 1); None: greedy.
+    noise: start of the frame's noise (engines.noise.Noise.at); None: greedy.
     """
 
-    uniforms: NDArray[np.float32] | None
+    noise: int | None
     top_k: int
     top_p: float
 

@@ -1,13 +1,13 @@
-"""Sampling on the host: text tokens and code 0 of a frame, sampled from a step's logits.
+"""Sampling on the host: text tokens and code 0 of a frame, drawn from a step's logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
 suppression, temperature, top-k, top-p, min-p; a grammar's mask comes before the temperature, and
-OpenAI's penalties after the one of repetition. Each request has random numbers of its own.
-Codes 1 to 15 are sampled on the device by model.code_predictor, a part of the code predictor's
-graph, from uniform numbers that `Uniforms` here makes.
+OpenAI's penalties after the one of repetition. Of the ids that remain, the one with the largest
+sum of score and noise (engines.noise) is drawn. Codes 1 to 15 are drawn alike on the device by
+model.code_predictor, a part of the code predictor's graph.
 
 It uses numpy, because each torch operation releases Python's interpreter lock, and a stage would
-wait for it. cpu.native.sampler does the same in one call, wherever the C was compiled.
+wait for it. cpu.native.sampler finds the ids that remain in one call, wherever the C was compiled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.noise import Noise, noise_of_rows
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`sample_ids`, or a function that computes the same."""
+Remaining = tuple[Ids, Floats]
+"""Indices into a sequence's allowed ids, ascending, and scores 0 and below; none: NOT_FINITE."""
 NOT_FINITE = -1
 """Id of a sequence whose logits have NaN or +inf among the allowed ids, or are all -inf."""
-UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
 _MASK_BITS = 32
 
 
@@ -48,38 +51,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0
 
 
-class Uniforms:
-    """Random numbers of one seed, uniform in [0, 1), each used once.
-
-    Many are made at once: numpy releases Python's interpreter lock for every array of them.
-    """
-
-    def __init__(self, seed: np.random.SeedSequence):
-        self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._made, self._used = np.empty(0, np.float32), 0
-
-    def __call__(self, count: int) -> Floats:
-        """Return the next float32 [count]."""
-        left = len(self._made) - self._used
-        if left < count:
-            more = self._generator.random(max(count - left, UNIFORMS_AT_ONCE), dtype=np.float32)
-            self._made, self._used = np.concatenate((self._made[self._used :], more)), 0
-        self._used += count
-        return self._made[self._used - count : self._used]
-
-
-class RequestRandom:
-    """Random numbers of one request, separate for the thinker and the talker.
-
-    So a seed fixes text and codes, and audio samples up to rounding, which depends on timing.
-    """
-
-    def __init__(self, seed: int):
-        self.thinker, self.talker = (
-            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(2)
-        )
-
-
 def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
     """Return the ids of a vocabulary that may be sampled, ascending."""
     allowed = np.ones(vocab_size, dtype=bool)
@@ -88,10 +59,10 @@ def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
 
 
 class Sampler:
-    """Sampling state of one sequence: parameters, random numbers, and the ids it contains.
+    """Sampling state of one sequence: parameters, noise, and the ids it contains.
 
     allowed: the ids that may be sampled, ascending, or None for all of `vocab_size`. history: ids
-    that the sequence contains from the start, all of them allowed.
+    that the sequence contains from the start, all of them allowed. position: ids sampled so far.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
     where repetition is not penalized. counts: int32, how often each allowed id was sampled; None
     without presence_penalty and frequency_penalty. prepared: data that a `SampleIds` caches for it.
@@ -103,11 +74,12 @@ class Sampler:
         self,
         params: SamplingParams,
         vocab_size: int,
-        uniforms: Uniforms,
+        noise: Noise,
         history: Tensor | None = None,
         allowed: Ids | None = None,
     ):
-        self.params, self.uniforms, self.allowed = params, uniforms, allowed
+        self.params, self.noise, self.allowed = params, noise, allowed
+        self.position = 0
         self.vocab_size = vocab_size
         self.prepared: Any = None
         self.mask: Mask | None = None
@@ -125,7 +97,30 @@ class Sampler:
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
     """Sample the next ids of sequences, NOT_FINITE among them. logits: [1, vocab] of each."""
-    return [_sample(*each) for each in zip(samplers, logits, strict=True)]
+    return draw(samplers, [_remaining(*each) for each in zip(samplers, logits, strict=True)])
+
+
+def draw(samplers: Sequence[Sampler], remaining: Sequence[Remaining]) -> list[int]:
+    """Draw the next ids of sequences, NOT_FINITE among them, and note each in its sampler."""
+    ids = [
+        indices if sampler.allowed is None else sampler.allowed[indices]
+        for sampler, (indices, _) in zip(samplers, remaining, strict=True)
+    ]
+    noise = noise_of_rows([sampler.noise.at(sampler.position) for sampler in samplers], ids)
+    drawn, start = list[int](), 0
+    for sampler, of_row, (indices, scores) in zip(samplers, ids, remaining, strict=True):
+        if not len(indices):
+            drawn.append(NOT_FINITE)
+            continue
+        best = (scores + noise[start : start + len(scores)]).argmax()
+        start += len(scores)
+        sampler.position += 1
+        if sampler.penalties is not None:
+            sampler.penalties[indices[best]] = sampler.params.repetition_penalty
+        if sampler.counts is not None:
+            sampler.counts[indices[best]] += 1
+        drawn.append(int(of_row[best]))
+    return drawn
 
 
 def is_finite(logits: Tensor) -> bool:
@@ -178,47 +173,38 @@ def processed(sampler: Sampler, logits: Tensor) -> Floats:
     return scores
 
 
-def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> tuple[Ids, Floats]:
-    """Return the ids that top-k, top-p and min-p keep from softmax(scores), likeliest first.
+def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
+    """Return the indices that top-k, top-p and min-p keep of scores [vocab], ascending.
 
-    scores: float32 [vocab]; top_k: 0 for no limit. Returns indices [k] into the scores and
-    probabilities [k], 0 where top-p or min-p drops the id, which do not add up to 1. Both are those
-    of transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order, except
-    that of equal scores at the k-th rank only one is kept.
+    top_k: 0 for no limit. Those of transformers' TopKLogitsWarper, TopPLogitsWarper and
+    MinPLogitsWarper, in this order; equal scores at the edge of top-p stay together.
     """
-    vocab = len(scores)
+    least, most, vocab = np.float32(-np.inf), scores.max(), len(scores)
     if 0 < top_k < vocab:
-        indices = scores.argpartition(vocab - top_k)[vocab - top_k :]
-        indices = indices[(-scores[indices]).argsort(kind="stable")]
-    else:
-        indices = (-scores).argsort(kind="stable")
-    probabilities = np.exp(scores[indices] - scores[indices[0]])
-    probabilities /= probabilities.sum()
+        least = np.partition(scores, vocab - top_k)[vocab - top_k]
+    indices = ((scores >= least) & (scores > -np.inf)).nonzero()[0]
     # Where top_p is 1 all ids stay, even where their sum is rounded to 1 before the last.
     if top_p < 1:
+        ordered = np.sort(scores[indices])[::-1]
+        probabilities = np.exp(ordered - most)
+        probabilities /= probabilities.sum()
         # An id is dropped if the likelier ids add up to top_p already, so the likeliest stays.
         likelier = probabilities.cumsum(dtype=np.float64) - probabilities
-        probabilities *= likelier < np.float32(top_p)
+        indices = indices[scores[indices] >= ordered[likelier < np.float32(top_p)].min()]
     if min_p:
-        probabilities *= probabilities >= np.float32(min_p) * probabilities[0]
-    return indices, probabilities
+        indices = indices[np.exp(scores[indices] - most) >= np.float32(min_p)]
+    return indices
 
 
-def _sample(sampler: Sampler, logits: Tensor) -> int:
-    """Sample the next id of a sequence, or NOT_FINITE."""
+def _remaining(sampler: Sampler, logits: Tensor) -> Remaining:
+    """Return what a sequence's next id is drawn from; the likeliest id alone where it is greedy."""
     params, scores = sampler.params, processed(sampler, logits)
-    if not np.isfinite(scores.max()):  # the maximum with NaN is NaN
-        return NOT_FINITE
-    if params.do_sample:
-        scores = scores / np.float32(params.temperature)
-        indices, probabilities = kept(scores, params.top_k, params.top_p, params.min_p)
-        # The last sum is that of all kept ids, since those that are dropped have probability 0.
-        cumulative = probabilities.cumsum(dtype=np.float64)
-        index = int(indices[(cumulative <= sampler.uniforms(1)[0] * cumulative[-1]).sum()])
-    else:
-        index = int(scores.argmax())
-    if sampler.penalties is not None:
-        sampler.penalties[index] = params.repetition_penalty
-    if sampler.counts is not None:
-        sampler.counts[index] += 1
-    return index if sampler.allowed is None else int(sampler.allowed[index])
+    most = scores.max()
+    if not np.isfinite(most):  # the maximum with NaN is NaN
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    if not params.do_sample:
+        return scores.argmax(keepdims=True), np.zeros(1, np.float32)
+    # Subtracted first: at a low temperature a large score would round the noise away.
+    scores = (scores - most) / np.float32(params.temperature)
+    indices = kept(scores, params.top_k, params.top_p, params.min_p)
+    return indices, scores[indices]

@@ -1,6 +1,6 @@
 """Code predictor: computes the other 15 codes of a talker step's frame, in one graph.
 
-Its sampling has static shapes too, and takes its random numbers as an input.
+Its sampling has static shapes too, and takes the noise of its draws as an input.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,35 +34,50 @@ def running_sum_by_product(x: Tensor) -> Tensor:
 
 def sample_top(
     logits: Tensor,
-    uniforms: Tensor,
+    noise: Tensor,
     top_k: int,
     top_p: Tensor,
     running_sum: RunningSum = running_sum,
     limits: Tensor | None = None,
 ) -> Tensor:
-    """Sample one id a row from the top-k, then top-p, part of softmax(logits).
+    """Draw one id a row from the top-k, then top-p, part of softmax(logits).
 
-    logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
-    `top_p_limits`; limits: integers [rows], each row's own top-k, 1 to `top_k`, or None where it is
-    `top_k` for all. A limit of 1 is greedy: the first of equal logits is taken.
+    It has the largest sum of logit and noise; of equal sums it is the first. logits: [rows, vocab];
+    noise: float32 [rows, vocab], see engines.noise; top_p: float32 [rows], see `top_p_limits`;
+    limits: integers [rows], each row's own top-k, 1 to `top_k`; None: `top_k` for all.
     Returns integers [rows]. The ids that remain are those of transformers' TopKLogitsWarper and
-    TopPLogitsWarper, but only one of several equal logits at the k-th place.
+    TopPLogitsWarper; equal logits at the edge of top-p stay together.
+    """
+    logits = logits.float()
+    least, most = least_kept(logits, top_k, top_p, running_sum, limits)
+    return torch.where(logits >= least, logits - most + noise, float("-inf")).argmax(-1)
+
+
+def least_kept(
+    logits: Tensor,
+    top_k: int,
+    top_p: Tensor,
+    running_sum: RunningSum = running_sum,
+    limits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the least logit that top-k, then top-p, keep of each row, and the largest, [rows, 1].
+
+    An id is dropped when the likelier ones together reach top_p. logits: float32 [rows, vocab];
+    others: see `sample_top`.
     """
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
-    values, ids = logits.float().topk(k)
-    places = torch.arange(k, dtype=torch.int32, device=logits.device)
+    values = logits.topk(k).values
+    most, least = values[:, :1], values[:, -1:]
     if limits is not None:
-        values = values.masked_fill(places >= limits[:, None], float("-inf"))
-    cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
-    # The total covers only the kept ids: those that top-p drops add 0.
-    below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
-    rank = below.sum(-1, keepdim=True, dtype=torch.int32)
-    if limits is None:
-        return ids.gather(1, rank.long()).squeeze(1)
-    # A comparison and a sum: a device gathers along the last axis number by number.
-    chosen = torch.where(places == rank, ids.to(limits.dtype), 0).sum(-1, dtype=limits.dtype)
-    # topk gives equal logits in any order.
-    return torch.where(limits < 2, logits.argmax(-1).to(limits.dtype), chosen)
+        # A comparison and a sum: a device gathers along the last axis number by number.
+        places = torch.arange(1, k + 1, dtype=limits.dtype, device=logits.device)
+        least = torch.where(places == limits[:, None], values, 0).sum(-1, keepdim=True)
+    # Of the vocabulary: more than k ids stay where logits equal the k-th.
+    total = torch.where(logits >= least, (logits - most).exp(), 0).sum(-1, keepdim=True)
+    probabilities = (values - most).exp() / total
+    likelier = running_sum(probabilities) - probabilities
+    nucleus = torch.where(likelier < top_p[:, None], values, most).amin(-1, keepdim=True)
+    return torch.maximum(least, nucleus), most
 
 
 def top_p_limits(top_p: Sequence[float]) -> Tensor:
@@ -71,18 +86,6 @@ def top_p_limits(top_p: Sequence[float]) -> Tensor:
     1 becomes infinity, which keeps all ids even where rounding lifts their sum above 1.
     """
     return torch.tensor([limit if limit < 1 else float("inf") for limit in top_p])
-
-
-def kept_probabilities(
-    values: Tensor, top_p: Tensor, running_sum: RunningSum = running_sum
-) -> Tensor:
-    """Return the probabilities [rows, k] of descending logits, with 0 for ids that top-p drops.
-
-    They are not normalised again. An id is dropped when the likelier ones together reach top_p.
-    """
-    probabilities = torch.softmax(values, -1)
-    likelier = running_sum(probabilities) - probabilities
-    return probabilities * (likelier < top_p[:, None])
 
 
 class CodePredictor(nn.Module):
@@ -112,7 +115,7 @@ class CodePredictor(nn.Module):
         self,
         hidden: Tensor,
         code0: Tensor,
-        uniforms: Tensor | None = None,
+        noise: Tensor | None = None,
         top_p: Tensor | None = None,
         top_k: int = 50,
         running_sum: RunningSum = running_sum,
@@ -121,9 +124,8 @@ class CodePredictor(nn.Module):
         """Predict codes 1 to 15 of one frame a slot.
 
         hidden: [slots, hidden], in the type of the arithmetic; code0: int64 [slots];
-        uniforms: float32 [slots, 15] in [0, 1), a random number for each code, or None for greedy;
-        top_p: float32 [slots], see model.code_predictor.top_p_limits; top_k, running_sum,
-        top_k_limits (int64 [slots]): see model.code_predictor.sample_top.
+        noise: float32 [slots, 15, vocab], see engines.noise, or None for greedy; top_p: float32
+        [slots], see top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see sample_top.
         Returns codes int64 [slots, 16], code 0 first, -1 where the logits have NaN or +inf; and the
         feedback [slots, hidden]: the sum of the 16 codes' embeddings, in the type of these.
         """
@@ -135,10 +137,10 @@ class CodePredictor(nn.Module):
         table, vocabulary = self.embedding.flatten(0, 1), self.embedding.shape[1]
         for step in range(self.steps):
             logits = self._logits(rows.to(hidden.dtype), step, cache)
-            if uniforms is None or top_p is None:
+            if noise is None or top_p is None:
                 code = logits.argmax(-1)
             else:
-                of_step = uniforms[:, step]
+                of_step = noise[:, step]
                 code = sample_top(logits, of_step, top_k, top_p, running_sum, top_k_limits)
             seen.append(logits)
             code = code.to(code0.dtype)

@@ -145,9 +145,9 @@ class NeuronPredictor:
     ) -> Tensor:
         """Choose the rest of each frame. Raises BucketError for a top_k above the compiled one."""
         rows = list(slots)
-        uniforms, top_p, top_k = sampling_arrays(sampling, self._graph.inputs[2].shape[1])
+        noise, top_p, top_k = sampling_arrays(sampling, *self._graph.inputs[2].shape[1:])
         limits = torch.tensor([self._limit(k) for k in top_k])
-        how = torch.from_numpy(uniforms), top_p_limits(top_p), limits
+        how = torch.from_numpy(noise), top_p_limits(top_p), limits
         codes, feedback[rows] = self._run((hidden[rows], torch.tensor(code0), *how))
         return codes
 

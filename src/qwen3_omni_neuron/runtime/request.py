@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.sampling import RequestRandom
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.options import RequestOptions
@@ -72,8 +71,8 @@ class Timestamps:
 class LiveRequest:
     """State of one request from `Pipeline.submit` to its end.
 
-    The pipeline's lock guards every field except `random`, and except `called_s`, `speech_s` and
-    `prefilled_rows`, whose entries are written by one stage each.
+    The pipeline's lock guards every field except `called_s`, `speech_s` and `prefilled_rows`,
+    whose entries are written by one stage each.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class LiveRequest:
         self.request, self.text, self.output, self._wake = request, text, output, wake
         assert request.options.seed is not None
         self.seed = request.options.seed
-        self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
         self.slot = -1  # row in every engine; -1 while queued
         self.holders = 0  # stages that have a task for it

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
+from qwen3_omni_neuron.engines.noise import TALKER, Noise
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import (
     NOT_FINITE,
@@ -55,20 +56,19 @@ class TalkerTask(PromptTask):
         self.phase = Phase.PREPARE
         self.limit = min(options.talker_max_new_tokens, context_length - len(self.prompt) + 1)
         self.row: int | None = None
-        self._groups = config.talker.code_groups
         self._predictor = options.sampling("predictor")
         self.sampler = Sampler(
             options.sampling("talker"),
             config.talker.text.vocab_size,
-            live.random.talker,
+            Noise(live.seed, TALKER),
             allowed=allowed,
         )
 
     def predictor_sampling(self) -> PredictorSampling:
-        """Draw the random numbers for codes 1 to 15 of a frame."""
-        params = self._predictor
-        uniforms = self.sampler.uniforms(self._groups - 1) if params.do_sample else None
-        return PredictorSampling(uniforms, params.top_k, params.top_p)
+        """Return the sampling of codes 1 to 15 of the next frame."""
+        params, frame = self._predictor, len(self.live.codes)
+        noise = self.sampler.noise.at(frame) if params.do_sample else None
+        return PredictorSampling(noise, params.top_k, params.top_p)
 
     @property
     def speaks(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.noise import THINKER, Noise
 from qwen3_omni_neuron.engines.protocols import Encoder, Thinker
 from qwen3_omni_neuron.engines.sampling import (
     NOT_FINITE,
@@ -74,7 +75,7 @@ class ThinkerTask(PromptTask):
         self.sampler = Sampler(
             options.sampling("thinker", defaults),
             config.thinker.text.vocab_size,
-            live.random.thinker,
+            Noise(live.seed, THINKER),
             prompt.token_ids,
         )
         self.no_end: Mask | None = None

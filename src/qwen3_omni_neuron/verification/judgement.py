@@ -40,7 +40,7 @@ class Difference:
     error: median of the rows; None for codes. allowed: a row's error that rounding explains.
     beyond: share of rows or codes above it. few: allowed share. first: the first of them.
     agreement: share of likeliest tokens, or codes, equal to the reference's. sampled: of codes
-    under the same random numbers. graph: kind of the stage's compiled graphs.
+    under the same noise. graph: kind of the stage's compiled graphs.
     """
 
     stage: str

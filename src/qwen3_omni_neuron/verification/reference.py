@@ -5,7 +5,7 @@ its encoders and decoders with the weights of int8 `3/int8/NAME`:
 
     sound, picture                    what was asked, beside the text in `about`
     prompt, token_ids                 [S] of the prompt, [N] of the reply
-    codes, uniforms                   [F, 16] of the reply, [F, 15] for the sampled codes
+    codes, seed                       [F, 16] of the reply, int: of the sampled codes' noise
     audio, vision                     the encoders' rows, [A, H] and [levels, V, H]
     accepted                          the accept layer's rows of media, [A + V, H]
     text_projection                   rows of the talker's text tokens, [F + 1, channels]
@@ -36,7 +36,7 @@ from qwen3_omni_neuron.errors import ArtifactError, OutputError
 from qwen3_omni_neuron.model.config import OmniConfig
 
 Arrays = dict[str, NDArray[Any]]
-FORMAT = 4
+FORMAT = 5
 CHANNELS = 256
 """Most channels of an array that is only compared, and that no stage reads."""
 TOP_K = 50

@@ -19,6 +19,7 @@ from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.compilation.loading import plan_of, resolve_model
 from qwen3_omni_neuron.compilation.plan import SAME, CompilePlan
 from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.noise import TALKER, Noise
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import CheckpointError, EngineError, OptionError
 from qwen3_omni_neuron.events import SpeechResult, TextDelta
@@ -229,7 +230,7 @@ def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Ar
 
 
 def _talker_results(talker: Any, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    codes = given["codes"]
+    codes, noise = given["codes"], Noise(int(given["seed"]), TALKER)
     text = text_rows(config, given["token_ids"].tolist(), len(codes))
     projected = talker.text_rows(torch.tensor(text))
     accepted = torch.from_numpy(given["accepted"]).to(projected)
@@ -242,9 +243,9 @@ def _talker_results(talker: Any, config: OmniConfig, prompt: Prompt, given: Arra
     }
     for frame, code0 in enumerate(codes[:, 0].tolist()):
         found["hidden"].append(talker.rows(0)[0].clone())
-        for kind, uniforms in (("sampled", given["uniforms"][frame]), ("greedy", None)):
+        for kind, start in (("sampled", noise.at(frame)), ("greedy", None)):
             talker.set_rows(0, hidden[frame, None], feedback[frame, None])
-            sampling = PredictorSampling(uniforms, TOP_K, 1.0)
+            sampling = PredictorSampling(start, TOP_K, 1.0)
             found[f"{kind}_codes"].append(talker.predict([0], [code0], [sampling]))
         found["feedback"].append(talker.rows(0)[1].clone())
         talker.set_rows(0, hidden[frame, None], feedback[frame, None])

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.checkpoint.numbers import quantise
 from qwen3_omni_neuron.checkpoint.quantised import read_settings
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensors
 from qwen3_omni_neuron.cpu.packing import Groups, quantise_groups
+from qwen3_omni_neuron.engines.noise import TALKER, Noise, noise_of_frame
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, Qwen3OmniError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
@@ -86,10 +87,8 @@ def write_reference(
                 talker_min_new_tokens=2,
                 talker_max_new_tokens=frames + 1,
             )
-            shape = len(reply.codes), config.code_groups - 1
-            uniforms = np.random.default_rng(number).random(shape, dtype=np.float32)
             replies.append((prompt, reply))
-            given = {"uniforms": uniforms}
+            given: Arrays = {"seed": np.array(number)}
             answers.append((question, stage_results(reference, config, prompt, reply, given)))
         # Without adapters "mixed" is what a released checkpoint has stored.
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
@@ -112,8 +111,8 @@ def stage_results(
 ) -> Arrays:
     """Compute all stages of the reference over the inputs of one of its replies.
 
-    given: uniforms, float32 [frames, 15], and the results with exact weights: `hidden` and
-    `accepted` of these are what the next stages get. Without them they get this model's own.
+    given: seed, and the results with exact weights: `hidden` and `accepted` of these are what the
+    next stages get. Without them they get this model's own.
     """
     assert config.talker is not None, "the checkpoint speaks"
     model, talker, codes = reference.model.thinker, reference.model.talker, reply.codes
@@ -142,10 +141,13 @@ def stage_results(
     }
     given = found | given
     accepted, hidden = (torch.from_numpy(given[n]).to(text) for n in ("accepted", "hidden"))
-    uniforms = torch.from_numpy(given["uniforms"]).to(codes.device)
+    noise, size = Noise(int(given["seed"]), TALKER), config.talker.predictor.vocab_size
+    starts = [noise.at(frame) for frame in range(len(codes))]
+    frames = np.stack([noise_of_frame(start, config.code_groups - 1, size) for start in starts])
     found["hidden_projection"] = thinned(talker.hidden_projection(accepted))
-    found["uniforms"] = given["uniforms"]
-    for kind, draws in (("greedy", None), ("sampled", uniforms)):
+    found["seed"] = given["seed"]
+    for kind, of_kind in (("greedy", np.zeros_like(frames)), ("sampled", frames)):
+        draws = torch.from_numpy(of_kind).to(codes.device)
         chosen, margins = _predict(talker, hidden, codes[:, 0], draws)
         found[f"{kind}_codes"] = chosen.cpu().numpy()
         found[f"{kind}_margins"] = as_array(margins)
@@ -168,13 +170,11 @@ def _encoders(reference: Reference, config: OmniConfig, prompt: Prompt) -> Array
     }
 
 
-def _predict(
-    talker: Any, hidden: Tensor, code0: Tensor, uniforms: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _predict(talker: Any, hidden: Tensor, code0: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
 
-    Greedy: of its logit over the next, in standard deviations of the logits. Sampled: distance
-    of its random number from the interval's end, as a probability.
+    noise: [frames, 15, vocab], 0 for greedy. A margin is that of a code's sum of logit and noise
+    over the next one's, in standard deviations of the logits.
     """
     predictor, tables = talker.code_predictor, _code_tables(talker)
     rows, codes, margins = hidden[:, None], [code0], []
@@ -182,16 +182,11 @@ def _predict(
         rows = torch.cat((rows, tables[step](codes[-1])[:, None]), 1)
         states = predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
         logits = head(states[:, -1]).float()
-        if uniforms is None:
-            first, second = logits.topk(2).values.unbind(-1)
-            code, margin = logits.argmax(-1), (first - second) / logits.std(-1)
-        else:
-            values, ids = logits.topk(min(TOP_K, logits.shape[-1]))
-            limits, drawn = values.softmax(-1).cumsum(-1), uniforms[:, step, None]
-            place = (limits[:, :-1] <= drawn).sum(-1, keepdim=True)
-            code, margin = ids.gather(1, place)[:, 0], (limits - drawn).abs().amin(-1)
-        codes.append(code)
-        margins.append(margin)
+        kth = logits.topk(min(TOP_K, logits.shape[-1])).values[:, -1:]
+        scores = (logits + noise[:, step]).masked_fill(logits < kth, float("-inf"))
+        first, second = scores.topk(2).values.unbind(-1)
+        codes.append(scores.argmax(-1))
+        margins.append((first - second) / logits.std(-1))
     return torch.stack(codes, 1), torch.stack(margins, 1)
 
 

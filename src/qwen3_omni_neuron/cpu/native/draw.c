@@ -2,11 +2,12 @@
 
 #include "draw.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels.h"
-#include "library.h"
 
 enum { FEW = 256 }; /* a multiple of WIDEST */
 
@@ -30,114 +31,123 @@ int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab)
     return isfinite(most) ? best : NOT_FINITE;
 }
 
-/* Order of candidates: the largest logit first; of equal ones the smaller id first. */
-static int before(Candidate a, Candidate b)
+/* Sift heap[at] down, so that the subtree below is a heap whose root is its least element. */
+static void sink(float *heap, int64_t at, int64_t count)
 {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
-/* Sift heap[at] down, so that the subtree below is a heap whose root is its last candidate in
- * order. */
-static void sink(Candidate *heap, int64_t at, int64_t count)
-{
-    Candidate sinking = heap[at];
+    float sinking = heap[at];
     for (int64_t below; (below = 2 * at + 1) < count; at = below) {
-        if (below + 1 < count && before(heap[below], heap[below + 1]))
+        if (below + 1 < count && heap[below + 1] < heap[below])
             below++;
-        if (!before(sinking, heap[below]))
+        if (sinking <= heap[below])
             break;
         heap[at] = heap[below];
     }
     heap[at] = sinking;
 }
 
-/* Make an array a heap whose root is the last candidate in order. */
-static void heapify(Candidate *heap, int64_t count)
+/* Make an array a heap whose root is the least element. */
+static void heapify(float *heap, int64_t count)
 {
     for (int64_t i = count / 2; i-- > 0;)
         sink(heap, i, count);
 }
 
-static void sort_heap(Candidate *heap, int64_t count)
+/* The k-th largest logit. heap: room for k. */
+static float kth_largest(float *heap, const float *logits, const uint32_t *mask, int64_t vocab,
+                         int64_t k)
 {
-    for (int64_t i = count; i-- > 1;) {
-        Candidate last = heap[0];
-        heap[0] = heap[i];
-        heap[i] = last;
-        sink(heap, 0, i);
+    for (int64_t i = 0; i < k; i++)
+        heap[i] = allowed(logits, mask, i);
+    heapify(heap, k);
+    for (int64_t i = k; (i = kernels->first_above(logits, mask, i, vocab, heap[0])) < vocab; i++) {
+        heap[0] = logits[i];
+        sink(heap, 0, k);
     }
+    return heap[0];
 }
 
-/* Write the first k of up to FEW candidates in order. Each one's place is the number of those before
- * it: no branch depends on the logits. */
-static void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
+/* Sort scores, largest first. Each one's place among a few is the number of those before it: no branch
+ * depends on the logits. */
+static void sort(float *sorted, const float *scores, int64_t count)
 {
-    float logits[FEW];
-    int32_t ids[FEW], places[FEW];
+    if (count > FEW) {
+        memcpy(sorted, scores, (size_t)count * sizeof(float));
+        heapify(sorted, count);
+        for (int64_t i = count; i-- > 1;) {
+            float last = sorted[0];
+            sorted[0] = sorted[i];
+            sorted[i] = last;
+            sink(sorted, 0, i);
+        }
+        return;
+    }
+    float given[FEW];
+    int32_t order[FEW], places[FEW];
     int64_t whole = (count + WIDEST - 1) / WIDEST * WIDEST;
     for (int64_t i = 0; i < whole; i++) {
-        logits[i] = i < count ? kept[i].logit : 0;
-        ids[i] = i < count ? kept[i].id : 0;
+        given[i] = i < count ? scores[i] : 0;
+        order[i] = (int32_t)i;
     }
-    kernels->places(places, logits, ids, count);
+    kernels->places(places, given, order, count);
     for (int64_t i = 0; i < count; i++)
-        if (places[i] < k)
-            ordered[places[i]] = kept[i];
+        sorted[places[i]] = scores[i];
 }
 
-/* Return the k largest logits in order; NULL for NaN or infinity among them. */
-static const Candidate *largest(const Drawing *d, int64_t k, const float *logits,
-                                const uint32_t *mask, int64_t vocab)
+/* The least score that top p keeps. An id is dropped if the likelier ids add up to top_p already. Rounds
+ * like sample_top: torch computes a cumulative sum in float64 and rounds each element to float32. */
+static float least_of_top_p(float *spare, const float *scores, int64_t count, float top_p)
 {
-    Candidate *kept = d->kept;
-    int64_t held = vocab <= FEW ? vocab : k;
-    for (int64_t i = 0; i < held; i++) {
-        kept[i] = (Candidate){allowed(logits, mask, i), (int32_t)i};
-        if (!isless(kept[i].logit, INFINITY)) /* NaN is not less */
-            return NULL;
-    }
-    if (held > FEW || held < vocab)
-        heapify(kept, held);
-    for (int64_t i = held;
-         (i = kernels->first_above(logits, mask, i, vocab, kept[0].logit)) < vocab; i++) {
-        if (!isless(logits[i], INFINITY))
-            return NULL;
-        kept[0] = (Candidate){logits[i], (int32_t)i};
-        sink(kept, 0, held);
-    }
-    if (held > FEW) {
-        sort_heap(kept, held);
-        return kept;
-    }
-    sort_few(d->ordered, kept, held, k);
-    return d->ordered;
-}
-
-int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
-             float temperature, int64_t top_k, float uniform, float top_p, float min_p)
-{
-    int64_t k = top_k > 0 && top_k < vocab ? top_k : vocab, rank = 0;
-    const Candidate *kept = largest(d, k, logits, mask, vocab);
-    if (kept == NULL || !isfinite(kept[0].logit))
-        return NOT_FINITE;
-    float most = kept[0].logit / temperature;
-    float *probabilities = d->probabilities;
-    double total = 0, cumulative = 0, kept_sum = 0;
-    float least;
-    for (int64_t i = 0; i < k; i++)
-        total += probabilities[i] = expf(kept[i].logit / temperature - most);
-    least = min_p * (probabilities[0] / (float)total);
-    for (int64_t i = 0; i < k; i++) {
-        float probability = probabilities[i] / (float)total;
+    float *sorted = spare, *weights = spare + count, least = 0;
+    double total = 0, cumulative = 0;
+    sort(sorted, scores, count);
+    for (int64_t i = 0; i < count; i++)
+        total += weights[i] = expf(sorted[i]);
+    for (int64_t i = 0; i < count; i++) {
+        float probability = weights[i] / (float)total;
         cumulative += probability;
-        if ((float)cumulative - probability < top_p && probability >= least)
-            kept_sum += probability;
-        probabilities[i] = (float)kept_sum;
+        if ((float)cumulative - probability < top_p)
+            least = sorted[i];
     }
-    float threshold = uniform * (float)kept_sum;
-    while (rank < k - 1 && probabilities[rank] <= threshold)
-        rank++;
-    return kept[rank].id;
+    return least;
+}
+
+int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits,
+                  const uint32_t *mask, int64_t vocab, Limits limits)
+{
+    int64_t count = 0, left = 0;
+    float above = -INFINITY, most = -INFINITY, least = -INFINITY;
+    if (kernels->first_above(logits, mask, 0, vocab, FLT_MAX) < vocab)
+        return 0;
+    if (limits.top_k > 0 && limits.top_k < vocab)
+        above = nextafterf(kth_largest(spare, logits, mask, vocab, limits.top_k), -INFINITY);
+    for (int64_t i = 0; (i = kernels->first_above(logits, mask, i, vocab, above)) < vocab; i++) {
+        ids[count] = i;
+        scores[count++] = logits[i];
+        most = logits[i] > most ? logits[i] : most;
+    }
+    /* Subtracted first: at a low temperature a large score would round the noise away. */
+    for (int64_t i = 0; i < count; i++)
+        scores[i] = (scores[i] - most) / limits.temperature;
+    if (limits.top_p < 1)
+        least = least_of_top_p(spare, scores, count, limits.top_p);
+    for (int64_t i = 0; i < count; i++)
+        if (scores[i] >= least && (limits.min_p <= 0 || expf(scores[i]) >= limits.min_p)) {
+            ids[left] = ids[i];
+            scores[left++] = scores[i];
+        }
+    return left;
+}
+
+int64_t race(const int64_t *ids, const float *scores, int64_t count, const float *noise)
+{
+    int64_t best = NOT_FINITE;
+    float most = -INFINITY;
+    for (int64_t i = 0; i < count; i++)
+        if (scores[i] + noise[ids[i]] > most) {
+            most = scores[i] + noise[ids[i]];
+            best = ids[i];
+        }
+    return best;
 }
 
 /* Write the scores [count] of one sequence: its logits after suppression and penalties. */
@@ -154,39 +164,31 @@ static void score(float *scores, const Sampling *s, const float *logits)
                 scores[i] -= s->frequency * (float)s->counts[i] + s->presence;
 }
 
-int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
-              const Sampling *const *sampling, const float *uniforms,
-              const uint32_t *const *masks, int64_t *ids)
+int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
+                   const Sampling *const *sampling, const uint32_t *const *masks, int64_t *counts,
+                   int64_t *indices, float *scores)
 {
-    size_t kept = (size_t)(2 * vocab) * sizeof(Candidate);
-    char *block = malloc(kept + (size_t)(2 * vocab) * sizeof(float));
-    if (block == NULL)
+    float *spare = malloc((size_t)(3 * vocab) * sizeof(float)), *scored;
+    if (spare == NULL)
         return NO_MEMORY;
-    Drawing drawing = {(Candidate *)block, (Candidate *)block + vocab, (float *)(block + kept)};
-    float *scores = drawing.probabilities + vocab;
+    scored = spare + 2 * vocab;
     for (int64_t r = 0; r < rows; r++) {
         const Sampling *s = sampling[r];
         const uint32_t *mask = masks == NULL ? NULL : masks[r];
         const float *given = logits[r];
-        int64_t index;
         if (s->allowed != NULL || s->penalties != NULL || s->counts != NULL) {
-            score(scores, s, given);
-            given = scores;
+            score(scored, s, given);
+            given = scored;
         }
-        /* Where top_p is 1, what its rounding drops is less than a step of uniforms. */
-        index = s->top_k == GREEDY ? likeliest(given, mask, s->count)
-                                   : draw(&drawing, given, mask, s->count, s->temperature,
-                                          s->top_k, uniforms[r], s->top_p, s->min_p);
-        ids[r] = index;
-        if (index == NOT_FINITE)
-            continue;
-        if (s->penalties != NULL)
-            s->penalties[index] = s->penalty;
-        if (s->counts != NULL)
-            s->counts[index]++;
-        if (s->allowed != NULL)
-            ids[r] = s->allowed[index];
+        if (s->limits.top_k == GREEDY) {
+            indices[0] = likeliest(given, mask, s->count);
+            scores[0] = 0;
+            counts[r] = indices[0] != NOT_FINITE;
+        } else
+            counts[r] = remaining(indices, scores, spare, given, mask, s->count, s->limits);
+        indices += counts[r];
+        scores += counts[r];
     }
-    free(block);
+    free(spare);
     return DONE;
 }

@@ -5,29 +5,23 @@
 
 #include <stdint.h>
 
-typedef struct {
-    float logit;
-    int32_t id;
-} Candidate;
+#include "library.h"
 
-/* Working memory of a draw: `vocab` elements of each. */
-typedef struct {
-    Candidate *kept, *ordered;
-    float *probabilities;
-} Drawing;
-
-/* What likeliest and draw return where an allowed logit is NaN or infinity, or all are minus infinity. */
+/* What likeliest returns where an allowed logit is NaN or infinity, or all are minus infinity; race of no
+ * ids, too. */
 enum { NOT_FINITE = -1 };
 
 /* Index of the largest logit; the first of equal ones. mask: NULL, or the ids that may be drawn, a bit
  * each; the others have the logit minus infinity. */
 int64_t likeliest(const float *logits, const uint32_t *mask, int64_t vocab);
 
-/* Draw an index from softmax(logits / temperature), restricted to the top k, then to top p, then to
- * those of at least min_p times the greatest probability. mask: see likeliest. uniform: a random
- * number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch computes a cumulative sum in
- * float64 and rounds each element to float32. */
-int64_t draw(const Drawing *d, const float *logits, const uint32_t *mask, int64_t vocab,
-             float temperature, int64_t top_k, float uniform, float top_p, float min_p);
+/* Find the ids that the top k, then top p, then min_p leave, ascending. mask: see likeliest. Writes ids
+ * and scores, (logit - largest) / temperature; each has room for `vocab`, and `spare` for 2 vocab.
+ * Returns their number, 0 where there is NOT_FINITE. */
+int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits,
+                  const uint32_t *mask, int64_t vocab, Limits limits);
+
+/* The remaining id with the largest score + noise[id]; the first of equal ones. */
+int64_t race(const int64_t *ids, const float *scores, int64_t count, const float *noise);
 
 #endif

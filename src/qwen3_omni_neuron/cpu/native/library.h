@@ -175,34 +175,41 @@ typedef struct {
 } Predictor;
 
 /* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
- * code0 [slots]; uniforms [slots, steps], top_p and top_k [slots], all NULL for greedy; a top_k of 1
- * is greedy, too, 0 is all codes. Writes codes [slots, steps + 1], the rows of feedback and, unless
+ * code0 [slots]; noise [slots, steps, vocab], top_p and top_k [slots], all NULL for greedy; a top_k
+ * of 0 is all codes. Writes codes [slots, steps + 1], the rows of feedback and, unless
  * NULL, logits [steps, slots, vocab]. Keeps no state between calls: several threads may call it. */
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
-                  const int64_t *code0, const float *uniforms, const float *top_p,
+                  const int64_t *code0, const float *noise, const float *top_p,
                   const int64_t *top_k, int64_t *codes, float *feedback, float *logits);
 
 /* ---- draws of text tokens and of code 0 ---- */
 
 enum { GREEDY = -1 };
 
+/* Which ids remain for a draw. top_k: 0 for all. min_p: of the greatest probability. */
+typedef struct {
+    float temperature;
+    int64_t top_k;
+    float top_p, min_p;
+} Limits;
+
 /* How one sequence draws: a Sampler of engines.sampling. */
 typedef struct {
     const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
     float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
     int32_t *counts;        /* [count], how often the id was drawn; NULL where nothing asks for it */
-    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
-    float penalty, temperature, top_p, min_p;
+    int64_t count;
+    Limits limits; /* top_k: GREEDY, too */
     float frequency, presence; /* taken off the score of an id for each time, and for the first */
 } Sampling;
 
-/* Draw the next id of each sequence, and note it in penalties and counts: engines.sampling.sample_ids.
- * logits: [vocab] of each; uniforms [rows] in [0, 1). masks: NULL, or for each sequence NULL or the
- * ids that it may have, a bit each: [vocab / 32] rounded up. Writes ids [rows], NOT_FINITE where an
- * allowed logit is NaN or infinity. */
-int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
-              const Sampling *const *sampling, const float *uniforms,
-              const uint32_t *const *masks, int64_t *ids);
+/* Find what the next id of each sequence is drawn from: engines.sampling.Remaining. logits: [vocab] of
+ * each. masks: NULL, or for each sequence NULL or the ids that it may have, a bit each: [vocab / 32]
+ * rounded up. Writes counts [rows], 0 where an allowed logit is NaN or infinity, and indices and scores
+ * of all rows one after the other: room for rows * vocab. */
+int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
+                   const Sampling *const *sampling, const uint32_t *const *masks, int64_t *counts,
+                   int64_t *indices, float *scores);
 
 /* ---- code2wav ---- */
 

@@ -17,7 +17,8 @@ typedef struct {
     int64_t *slots, *at;  /* [2 slots] */
     float *cosine, *sine; /* [2 slots, head_dim / 2] */
     float *logits;        /* [slots, vocab] */
-    Drawing drawing;
+    int64_t *ids;         /* [vocab] */
+    float *scores, *spare; /* [vocab], [2 vocab] */
 } Frame;
 
 /* Allocate one block and cut all arrays from it. Returns 0 where there is no memory. */
@@ -27,23 +28,22 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     int64_t half = d->head_dim / 2, positions = p->steps + 1, vocab = p->head.out;
     int64_t cache = d->layers * slots * d->kv_heads * positions * d->head_dim;
     size_t memory = (size_t)memory_size(d, 2 * slots);
-    size_t ids = (size_t)(4 * slots) * sizeof(int64_t);
-    size_t kept = (size_t)(2 * vocab) * sizeof(Candidate);
-    size_t floats = (size_t)(2 * cache + 4 * slots * half + (slots + 1) * vocab);
-    *block = malloc(memory + ids + kept + floats * sizeof(float));
+    size_t ids = (size_t)(4 * slots + vocab) * sizeof(int64_t);
+    size_t floats = (size_t)(2 * cache + 4 * slots * half + (slots + 3) * vocab);
+    *block = malloc(memory + ids + floats * sizeof(float));
     if (*block == NULL)
         return 0;
     cut_memory(&f->memory, *block, d, 2 * slots);
     f->slots = (int64_t *)(*block + memory);
     f->at = f->slots + 2 * slots;
-    f->drawing.kept = (Candidate *)(*block + memory + ids);
-    f->drawing.ordered = f->drawing.kept + vocab;
-    float *keys = (float *)(*block + memory + ids + kept), *values = keys + cache;
+    f->ids = f->at + 2 * slots;
+    float *keys = (float *)(*block + memory + ids), *values = keys + cache;
     f->kv = (KvCache){keys, values, slots, positions};
     f->cosine = values + cache;
     f->sine = f->cosine + 2 * slots * half;
     f->logits = f->sine + 2 * slots * half;
-    f->drawing.probabilities = f->logits + slots * vocab;
+    f->scores = f->logits + slots * vocab;
+    f->spare = f->scores + vocab;
     return 1;
 }
 
@@ -75,7 +75,7 @@ static int run_head(Team *team, const Predictor *p, Frame *f, int64_t slots, int
 }
 
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
-                  const int64_t *code0, const float *uniforms, const float *top_p,
+                  const int64_t *code0, const float *noise, const float *top_p,
                   const int64_t *top_k, int64_t *codes, float *feedback, float *logits)
 {
     int64_t width = p->decoder.hidden, groups = p->steps + 1, vocab = p->head.out;
@@ -110,11 +110,14 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
         for (int64_t r = 0; r < slots && done; r++) {
             const float *of_slot = f.logits + r * vocab;
             int64_t code; /* NOT_FINITE leaves the other slots' frames as they are */
-            if (uniforms == NULL)
+            if (noise == NULL)
                 code = likeliest(of_slot, NULL, vocab);
-            else
-                code = draw(&f.drawing, of_slot, NULL, vocab, 1, top_k[r],
-                            uniforms[r * p->steps + step], top_p[r], 0);
+            else {
+                Limits limits = {1, top_k[r], top_p[r], 0};
+                int64_t count =
+                    remaining(f.ids, f.scores, f.spare, of_slot, NULL, vocab, limits);
+                code = race(f.ids, f.scores, count, noise + (r * p->steps + step) * vocab);
+            }
             codes[r * groups + step + 1] = code;
             look_up(x + r * width, &p->embedding, step * vocab + larger(code, 0));
             for (int64_t i = 0; i < width; i++)

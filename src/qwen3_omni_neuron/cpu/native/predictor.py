@@ -26,10 +26,9 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 class NativePredictor:
     """The code predictor in C, a Predictor over the module's own weights, in float32.
 
-    Float32 sums are added up in another order than the module's: where two logits, or a random
-    number and a boundary, are as close as such a rounding error, either code may be chosen. Among
-    equal logits the smaller id ranks first. A slot's result does not depend on the other slots.
-    Several threads may call it at once. Raises UnsuitedError.
+    Float32 sums are added up in another order than the module's: where two logits, or their sums
+    with noise, are as close as such a rounding error, either code may be chosen. A slot's result
+    does not depend on the other slots. Several threads may call it at once. Raises UnsuitedError.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class NativePredictor:
         if not 0 <= min(slots) <= max(slots) < all_slots:
             raise IndexError(f"slots {list(slots)}, and there are {all_slots}")
         how: tuple[Any, ...] = ffi.NULL, ffi.NULL, ffi.NULL
-        if any(frame.uniforms is not None for frame in sampling):
-            uniforms, top_p, top_k = sampling_arrays(sampling, self._steps)
-            how = ffi.from_buffer("float[]", uniforms), top_p, top_k
+        if any(frame.noise is not None for frame in sampling):
+            noise, top_p, top_k = sampling_arrays(sampling, self._steps, self._vocab)
+            how = ffi.from_buffer("float[]", noise), top_p, top_k
         codes = torch.from_numpy(np.empty((count, self._steps + 1), np.int64))
         written = ffi.NULL
         if logits is not None:

@@ -1,15 +1,17 @@
-"""Sampling of text tokens and of code 0 in C."""
+"""Sampling of text tokens and of code 0, in C but for the noise."""
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import Library, check, check_dense
-from qwen3_omni_neuron.engines.sampling import Sampler
+from qwen3_omni_neuron.engines.sampling import Sampler, draw
 
 GREEDY: int = ffi.integer_const("GREEDY")
 MOST_HELD = 1 << 16  # most logits of a call that holds the interpreter lock: about 0.1 ms
@@ -17,16 +19,15 @@ ADDRESS = ffi.typeof("intptr_t")
 
 
 class NativeSampler:
-    """`engines.sampling.sample_ids` in C: one call samples the ids of all sequences.
+    """`engines.sampling.sample_ids`, with one call in C that finds what all sequences draw from.
 
-    An id differs from numpy's only where a random number and a boundary, or two logits at the edge
-    of top-k, are as close as a rounding error of float32. A call with few logits holds Python's
-    interpreter lock, because getting it back would take longer: cffi always gives it up, so ctypes
-    calls this function.
+    An id differs from numpy's only where two logits at the edge of top-p are as close as a rounding
+    error of float32. A call with few logits holds Python's interpreter lock, because getting it
+    back would take longer: cffi always gives it up, so ctypes calls this function.
     """
 
     def __init__(self, library: Library):
-        function, types = library.draw_rows, ffi.typeof(library.draw_rows).args
+        function, types = library.remaining_rows, ffi.typeof(library.remaining_rows).args
         arguments = [ctypes.c_void_p if t.kind == "pointer" else ctypes.c_int64 for t in types]
         self._run, self._run_holding = (
             prototype(ctypes.c_int, *arguments)(int(ffi.cast(ADDRESS, function)))
@@ -40,11 +41,11 @@ class NativeSampler:
         for row in rows:
             check_dense(row, torch.float32, 1, vocab)
         how = [(s.prepared or _prepare(s))[1] for s in samplers]
-        uniforms = [s.uniforms(1)[0] if s.params.do_sample else 0.0 for s in samplers]
-        pointers, ids = ctypes.c_void_p * count, (ctypes.c_int64 * count)()
+        pointers, counts = ctypes.c_void_p * count, (ctypes.c_int64 * count)()
         masks = None
         if any(sampler.mask is not None for sampler in samplers):
             masks = pointers(*(None if s.mask is None else s.mask.ctypes.data for s in samplers))
+        indices, scores = np.empty(count * vocab, np.int64), np.empty(count * vocab, np.float32)
         run = self._run_holding if count * vocab <= MOST_HELD else self._run
         check(
             run(
@@ -52,12 +53,15 @@ class NativeSampler:
                 pointers(*(row.data_ptr() for row in rows)),
                 vocab,
                 pointers(*how),
-                (ctypes.c_float * count)(*uniforms),
                 masks,
-                ids,
+                counts,
+                indices.ctypes.data,
+                scores.ctypes.data,
             )
         )
-        return list(ids)
+        ends = list(accumulate(counts))
+        each = [slice(end - held, end) for held, end in zip(counts, ends, strict=True)]
+        return draw(samplers, [(indices[row], scores[row]) for row in each])
 
 
 def _prepare(sampler: Sampler) -> tuple[Any, int]:
@@ -69,11 +73,12 @@ def _prepare(sampler: Sampler) -> tuple[Any, int]:
         "penalties": ffi.NULL if penalties is None else ffi.from_buffer("float[]", penalties),
         "counts": ffi.NULL if counts is None else ffi.from_buffer("int32_t[]", counts),
         "count": sampler.vocab_size if allowed is None else len(allowed),
-        "top_k": params.top_k if params.do_sample else GREEDY,
-        "penalty": params.repetition_penalty,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
+        "limits": {
+            "temperature": params.temperature,
+            "top_k": params.top_k if params.do_sample else GREEDY,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+        },
         "frequency": params.frequency_penalty,
         "presence": params.presence_penalty,
     }

@@ -99,7 +99,7 @@ def predictor_graph(
         (
             TensorSpec("hidden", (slots, width), arithmetic or weights),
             TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
-            TensorSpec("uniforms", (slots, c.code_groups - 1), torch.float32, 1),
+            TensorSpec("noise", (slots, c.code_groups - 1, c.predictor.vocab_size), torch.float32),
             TensorSpec("top_p", (slots,), torch.float32, 1, idle=1),
             TensorSpec("top_k", (slots,), torch.int64, top_k + 1, idle=1),
         ),
@@ -149,8 +149,8 @@ def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
 def _predict(
     owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: int
 ) -> tuple[Outputs, State]:
-    hidden, code0, uniforms, top_p, limits = inputs
-    return owner(hidden, code0, uniforms, top_p, top_k, running_sum_by_product, limits), ()
+    hidden, code0, noise, top_p, limits = inputs
+    return owner(hidden, code0, noise, top_p, top_k, running_sum_by_product, limits), ()
 
 
 def _decode(
