@@ -19,8 +19,9 @@ relative_error (root mean square). Of measure "fp8": the same error of formats o
 matrices against what these are when published in FP8, with a scale for a row or a block. Of measure
 "logits": weights, model, layers, down and head (their formats), encoders, residual, dtypes
 that are like this, inputs, positions; kl_mean, its standard error and kl_max, the divergence of the
-probabilities from float32's, in nats; agreement, the share of positions with the same likeliest
-token. The code predictor's positions are 15 a frame.
+probabilities from float32's, in nats; agreement and drawn, the shares of positions with the same
+likeliest token, and with the same token drawn by the same noise from top-k 50 and top-p 0.8. The
+code predictor's positions are 15 a frame.
 Of measure "encoder": model, format of its matrices, relative_error of the rows that it gives.
 Of the measures "frames" and "replies", over the outlier: numbers, or talker and predictor (their
 arithmetic and weights, see bench/quantising/arithmetic.py); of frames over float32's inputs the
@@ -52,7 +53,7 @@ from bench.quantising.cases import (
     talker_inputs,
     thinker_inputs,
 )
-from bench.quantising.codes import frame_rows, loop_rows
+from bench.quantising.codes import TOP_K, TOP_P, frame_rows, gumbel, loop_rows
 from bench.quantising.rounding import (
     BFLOAT16,
     CHOICES,
@@ -69,6 +70,7 @@ from bench.quantising.rounding import (
 )
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.model.code_predictor import sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from testing.command_line import (
@@ -83,7 +85,7 @@ from testing.command_line import (
 from testing.headlines import Headline, headline
 
 POSITIONS_AT_ONCE = 64
-SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement")
+SUMMARISED = ("kl_mean", "kl_standard_error", "kl_max", "agreement", "drawn")
 WEIGHTS = ("stored", "tails", "outlier")
 PARTS = ("encoders", "thinker", "talker", "predictor")
 ASSESSED = ("float32", "int8", "int4")
@@ -303,18 +305,22 @@ def matrix_rows(about: Row, errors: RelativeErrors) -> Iterator[Row]:
 
 def divergence(reference: Tensor, other: Tensor) -> Row:
     """Return the divergence of two models' probabilities, from their logits [n, vocab]."""
-    divergences, same = [], 0
+    divergences, same, drawn, draw = [], 0, 0, torch.Generator().manual_seed(0)
     blocks = (logits.split(POSITIONS_AT_ONCE) for logits in (reference, other))
     for before, after in zip(*blocks, strict=True):
         p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
         divergences.append((p.exp() * (p - q)).sum(-1))
         same += int((before.argmax(-1) == after.argmax(-1)).sum())
+        noise, top_p = gumbel(draw, *before.shape), top_p_limits([TOP_P] * len(before))
+        one, other_one = (sample_top(each, noise, TOP_K, top_p) for each in (before, after))
+        drawn += int((one == other_one).sum())
     every = torch.cat(divergences)
     return {
         "kl_mean": float(every.mean()),
         "kl_standard_error": float(every.std() / len(every) ** 0.5),
         "kl_max": float(every.max()),
         "agreement": same / len(reference),
+        "drawn": drawn / len(reference),
     }
 
 

@@ -81,7 +81,8 @@ def frame_rows(weights: Weights, about: Row, frames: int) -> Iterator[Row]:
     c, draw = weights.config.talker, torch.Generator().manual_seed(1)
     assert c is not None
     _, rows, given = random_inputs(weights, frames)
-    noise = gumbel(draw, frames, c)
+    shape = c.code_groups, c.predictor.vocab_size
+    noise = gumbel(draw, frames, *shape)
     plain = weights.talker(STORED)
     (hidden,) = decoder_logits(plain, c.text, [rows])[1]
 
@@ -126,7 +127,7 @@ def loop_rows(weights: Weights, about: Row, replies: int, frames: int) -> Iterat
     assert c is not None
     _, rows, _ = random_inputs(weights, replies * (PROMPT_ROWS + frames))
     text = rows.rows.view(replies, PROMPT_ROWS + frames, -1)
-    noise = gumbel(draw, frames * replies, c).unflatten(0, (frames, replies))
+    noise = gumbel(draw, frames, replies, c.code_groups, c.predictor.vocab_size)
     reference: dict[str, Tensor] = {}
     for talker, predictor in LOOPS:
         found = {"measure": "replies", **about, "talker": str(talker), "predictor": str(predictor)}
@@ -183,9 +184,8 @@ def _spoken(weights: Weights, logits: Tensor) -> Tensor:
     return logits[:, : weights.config.code2wav.codebook_size].float()
 
 
-def gumbel(draw: torch.Generator, rows: int, c: TalkerConfig) -> Tensor:
-    """Return the noise of the draws of some frames, [rows, 16, vocab]."""
-    shape = rows, c.code_groups, c.predictor.vocab_size
+def gumbel(draw: torch.Generator, *shape: int) -> Tensor:
+    """Return the noise of draws."""
     return -torch.empty(shape).exponential_(generator=draw).log()
 
 

@@ -140,6 +140,7 @@ CHOICES = {
         PREDICTOR_SAME,
         Choice(INT8, INT8),
         *_GROUPED,
+        Choice(INT4_32, INT4_32),
     ),
 }
 """Formats to compare, by the name of a model in checkpoint.modules.Models."""
