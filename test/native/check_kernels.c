@@ -482,7 +482,6 @@ static void check_above(const float *x, int64_t count)
             }
 }
 
-/* vocab: up to 256 logits are put in order by `places`, more are sorted as a heap. */
 static void check_draw(int64_t vocab)
 {
     enum { MOST = 300 };

@@ -203,7 +203,7 @@ def _remaining(sampler: Sampler, logits: Tensor) -> Remaining:
     if not np.isfinite(most):  # the maximum with NaN is NaN
         return np.empty(0, np.int64), np.empty(0, np.float32)
     if not params.do_sample:
-        return scores.argmax(keepdims=True), np.zeros(1, np.float32)
+        return np.array([scores.argmax()]), np.zeros(1, np.float32)
     # Subtracted first: at a low temperature a large score would round the noise away.
     scores = (scores - most) / np.float32(params.temperature)
     indices = kept(scores, params.top_k, params.top_p, params.min_p)

@@ -49,22 +49,6 @@ def sample_top(
     TopPLogitsWarper; equal logits at the edge of top-p stay together.
     """
     logits = logits.float()
-    least, most = least_kept(logits, top_k, top_p, running_sum, limits)
-    return torch.where(logits >= least, logits - most + noise, float("-inf")).argmax(-1)
-
-
-def least_kept(
-    logits: Tensor,
-    top_k: int,
-    top_p: Tensor,
-    running_sum: RunningSum = running_sum,
-    limits: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the least logit that top-k, then top-p, keep of each row, and the largest, [rows, 1].
-
-    An id is dropped when the likelier ones together reach top_p. logits: float32 [rows, vocab];
-    others: see `sample_top`.
-    """
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values = logits.topk(k).values
     most, least = values[:, :1], values[:, -1:]
@@ -75,9 +59,11 @@ def least_kept(
     # Of the vocabulary: more than k ids stay where logits equal the k-th.
     total = torch.where(logits >= least, (logits - most).exp(), 0).sum(-1, keepdim=True)
     probabilities = (values - most).exp() / total
+    # An id is dropped when the likelier ones together reach top_p.
     likelier = running_sum(probabilities) - probabilities
     nucleus = torch.where(likelier < top_p[:, None], values, most).amin(-1, keepdim=True)
-    return torch.maximum(least, nucleus), most
+    kept = logits >= torch.maximum(least, nucleus)
+    return torch.where(kept, logits - most + noise, float("-inf")).argmax(-1)
 
 
 def top_p_limits(top_p: Sequence[float]) -> Tensor:

@@ -9,8 +9,6 @@
 
 #include "kernels.h"
 
-enum { FEW = 256 }; /* a multiple of WIDEST */
-
 /* The logit of an id, which the mask may forbid. */
 static float allowed(const float *logits, const uint32_t *mask, int64_t id)
 {
@@ -52,6 +50,18 @@ static void heapify(float *heap, int64_t count)
         sink(heap, i, count);
 }
 
+/* Sort an array, largest first. */
+static void sort(float *x, int64_t count)
+{
+    heapify(x, count);
+    for (int64_t i = count; i-- > 1;) {
+        float last = x[0];
+        x[0] = x[i];
+        x[i] = last;
+        sink(x, 0, i);
+    }
+}
+
 /* The k-th largest logit. heap: room for k. */
 static float kth_largest(float *heap, const float *logits, const uint32_t *mask, int64_t vocab,
                          int64_t k)
@@ -66,40 +76,14 @@ static float kth_largest(float *heap, const float *logits, const uint32_t *mask,
     return heap[0];
 }
 
-/* Sort scores, largest first. Each one's place among a few is the number of those before it: no branch
- * depends on the logits. */
-static void sort(float *sorted, const float *scores, int64_t count)
-{
-    if (count > FEW) {
-        memcpy(sorted, scores, (size_t)count * sizeof(float));
-        heapify(sorted, count);
-        for (int64_t i = count; i-- > 1;) {
-            float last = sorted[0];
-            sorted[0] = sorted[i];
-            sorted[i] = last;
-            sink(sorted, 0, i);
-        }
-        return;
-    }
-    float given[FEW];
-    int32_t order[FEW], places[FEW];
-    int64_t whole = (count + WIDEST - 1) / WIDEST * WIDEST;
-    for (int64_t i = 0; i < whole; i++) {
-        given[i] = i < count ? scores[i] : 0;
-        order[i] = (int32_t)i;
-    }
-    kernels->places(places, given, order, count);
-    for (int64_t i = 0; i < count; i++)
-        sorted[places[i]] = scores[i];
-}
-
 /* The least score that top p keeps. An id is dropped if the likelier ids add up to top_p already. Rounds
  * like sample_top: torch computes a cumulative sum in float64 and rounds each element to float32. */
 static float least_of_top_p(float *spare, const float *scores, int64_t count, float top_p)
 {
     float *sorted = spare, *weights = spare + count, least = 0;
     double total = 0, cumulative = 0;
-    sort(sorted, scores, count);
+    memcpy(sorted, scores, (size_t)count * sizeof(float));
+    sort(sorted, count);
     for (int64_t i = 0; i < count; i++)
         total += weights[i] = expf(sorted[i]);
     for (int64_t i = 0; i < count; i++) {

@@ -89,9 +89,6 @@ typedef struct {
     /* The same for one sample of every channel; y may be x. */
     void (*snake_row)(float *y, const float *x, const float *frequency,
                       const float *inverse_magnitude, int64_t width);
-    /* Count for each of several logits those that are larger, or equal with a smaller id. The
-     * arrays have space for a multiple of WIDEST. */
-    void (*places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count);
     /* The first of the elements from `from` on that is above a bound or NaN, and has its bit in the
      * mask unless that is NULL; count where none is. */
     int64_t (*first_above)(const float *x, const uint32_t *mask, int64_t from, int64_t count,

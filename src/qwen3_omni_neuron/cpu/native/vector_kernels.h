@@ -850,17 +850,6 @@ static void KIND(snake_row)(float *y, const float *a, const float *frequency,
 
 /* ---- order ---- */
 
-static void KIND(places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count)
-{
-    for (int64_t i = 0; i < count; i += LANES) {
-        Vector logit = READ(logits + i);
-        Bits id = *(const Bits *)(ids + i), place = {0};
-        for (int64_t j = 0; j < count; j++) /* a comparison that holds is -1 */
-            place -= (logits[j] > logit) | ((logits[j] == logit) & (ids[j] < id));
-        *(Bits *)(places + i) = place;
-    }
-}
-
 /* Whether any of the 32 elements of a mask's word is above a bound or NaN. */
 INLINE int KIND(any_above)(const float *x, Vector bound)
 {
@@ -971,7 +960,6 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
     .widen = KIND(widen),                                                                        \
     .snake = KIND(snake),                                                                        \
     .snake_row = KIND(snake_row),                                                                \
-    .places = KIND(places),                                                                      \
     .first_above = KIND(first_above),
 static const Kernels KIND(kernels) = {.name = NAME(KIND()), .multiply = KIND(multiply), OTHERS};
 #if LANES == 16
