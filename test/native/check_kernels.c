@@ -493,14 +493,14 @@ static void check_draw(int64_t vocab)
     for (int64_t i = 0; i < vocab; i++)
         total += exp((logits[i] - logits[best]) / 2);
     if (likeliest(logits, NULL, vocab) != best ||
-        remaining(ids, scores, spare, logits, NULL, vocab, (Limits){1, 1, 1, 0}) != 1 ||
+        remaining(ids, scores, spare, logits, NULL, vocab, 1, 1, 1, 0) != 1 ||
         race(ids, scores, 1, noise) != best)
         fail("the likeliest", vocab, (double)likeliest(logits, NULL, vocab), (double)best);
-    int64_t every = remaining(ids, scores, spare, logits, NULL, vocab, (Limits){2, 0, 1, 0});
+    int64_t every = remaining(ids, scores, spare, logits, NULL, vocab, 2, 0, 1, 0);
     noise[vocab / 2] = 99;
     if (every != vocab || race(ids, scores, every, noise) != vocab / 2)
         fail("race", vocab, (double)every, (double)vocab);
-    int64_t half = remaining(ids, scores, spare, logits, NULL, vocab, (Limits){2, 0, 0.5f, 0});
+    int64_t half = remaining(ids, scores, spare, logits, NULL, vocab, 2, 0, 0.5f, 0);
     double kept = 0, least = 0;
     for (int64_t i = 0; i < half; i++) {
         close_to("score", ids[i], scores[i], (logits[ids[i]] - logits[best]) / 2, 1e-5);

@@ -14,9 +14,8 @@ Floats = NDArray[np.float32]
 Words = NDArray[np.uint64]
 THINKER, TALKER = range(2)
 """Stages that draw; the talker's code 0 and codes 1 to 15 share one."""
-_CODES = 256  # most codes of a position
-_STEP = 0x9E3779B97F4A7C15
-_STEPS, _FACTORS = np.uint64(_STEP), (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -24,29 +23,23 @@ class Noise:
     """Noise of one stage of a request."""
 
     def __init__(self, seed: int, stage: int):
-        sequence = np.random.SeedSequence(seed, spawn_key=(stage,))
-        self._start = int(sequence.generate_state(1, np.uint64)[0])
+        words = np.random.SeedSequence(seed, spawn_key=(stage,)).generate_state(1, np.uint64)
+        self._start = int(words[0])
 
     def at(self, position: int) -> int:
-        """Return the start of a position's noise, an integer of 64 bits.
-
-        position: of the token or the frame in the reply, from 0.
-        """
-        return (self._start + position * _CODES * _STEP) % 2**64
+        """Return the start of the noise of a token or frame of the reply: 64 bits for 256 codes."""
+        return (self._start + position * 256 * int(_STEP)) % 2**64
 
 
 def noise_of_rows(starts: list[int], ids: list[NDArray[np.int64]]) -> Floats:
-    """Return the noise of code 0, or of a token, for some ids of several rows, one after the other.
-
-    starts: see Noise.at.
-    """
+    """Return the noise of code 0, or of a token, for some ids of several rows, in one array."""
     streams = split_mix(np.array(starts, np.uint64)).repeat([len(each) for each in ids])
     return _gumbel(streams, np.concatenate(ids).astype(np.uint64))
 
 
 def noise_of_frame(start: int, codes: int, vocab: int) -> Floats:
     """Return the noise of codes 1 to `codes` of a frame for every id, [codes, vocab]."""
-    starts = np.uint64(start) + np.arange(1, codes + 1, dtype=np.uint64) * _STEPS
+    starts = np.uint64(start) + np.arange(1, codes + 1, dtype=np.uint64) * _STEP
     return _gumbel(split_mix(starts)[:, None], np.arange(vocab, dtype=np.uint64))
 
 
@@ -62,7 +55,7 @@ def split_mix(x: Words) -> Words:
 
 
 def _gumbel(streams: Words, ids: Words) -> Floats:
-    words = split_mix(streams + (ids + np.uint64(1)) * _STEPS)
+    words = split_mix(streams + (ids + np.uint64(1)) * _STEP)
     words >>= np.uint64(12)  # 52 bits, whose middles float64 has exactly: none is 0 or 1
     uniform = words + 0.5
     uniform *= 2.0**-52

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.noise import Noise, noise_of_rows
+from qwen3_omni_neuron.engines.noise import Floats, Noise, noise_of_rows
 
-Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "library.h"
 
 /* The logit of an id, which the mask may forbid. */
 static float allowed(const float *logits, const uint32_t *mask, int64_t id)
@@ -96,14 +97,15 @@ static float least_of_top_p(float *spare, const float *scores, int64_t count, fl
 }
 
 int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits,
-                  const uint32_t *mask, int64_t vocab, Limits limits)
+                  const uint32_t *mask, int64_t vocab, float temperature, int64_t top_k, float top_p,
+                  float min_p)
 {
     int64_t count = 0, left = 0;
     float above = -INFINITY, most = -INFINITY, least = -INFINITY;
     if (kernels->first_above(logits, mask, 0, vocab, FLT_MAX) < vocab)
         return 0;
-    if (limits.top_k > 0 && limits.top_k < vocab)
-        above = nextafterf(kth_largest(spare, logits, mask, vocab, limits.top_k), -INFINITY);
+    if (top_k > 0 && top_k < vocab)
+        above = nextafterf(kth_largest(spare, logits, mask, vocab, top_k), -INFINITY);
     for (int64_t i = 0; (i = kernels->first_above(logits, mask, i, vocab, above)) < vocab; i++) {
         ids[count] = i;
         scores[count++] = logits[i];
@@ -111,11 +113,11 @@ int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits
     }
     /* Subtracted first: at a low temperature a large score would round the noise away. */
     for (int64_t i = 0; i < count; i++)
-        scores[i] = (scores[i] - most) / limits.temperature;
-    if (limits.top_p < 1)
-        least = least_of_top_p(spare, scores, count, limits.top_p);
+        scores[i] = (scores[i] - most) / temperature;
+    if (top_p < 1)
+        least = least_of_top_p(spare, scores, count, top_p);
     for (int64_t i = 0; i < count; i++)
-        if (scores[i] >= least && (limits.min_p <= 0 || expf(scores[i]) >= limits.min_p)) {
+        if (scores[i] >= least && (min_p <= 0 || expf(scores[i]) >= min_p)) {
             ids[left] = ids[i];
             scores[left++] = scores[i];
         }
@@ -164,12 +166,13 @@ int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
             score(scored, s, given);
             given = scored;
         }
-        if (s->limits.top_k == GREEDY) {
+        if (s->top_k == GREEDY) {
             indices[0] = likeliest(given, mask, s->count);
             scores[0] = 0;
             counts[r] = indices[0] != NOT_FINITE;
         } else
-            counts[r] = remaining(indices, scores, spare, given, mask, s->count, s->limits);
+            counts[r] = remaining(indices, scores, spare, given, mask, s->count, s->temperature,
+                                  s->top_k, s->top_p, s->min_p);
         indices += counts[r];
         scores += counts[r];
     }

@@ -186,20 +186,13 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
 
 enum { GREEDY = -1 };
 
-/* Which ids remain for a draw. top_k: 0 for all. min_p: of the greatest probability. */
-typedef struct {
-    float temperature;
-    int64_t top_k;
-    float top_p, min_p;
-} Limits;
-
 /* How one sequence draws: a Sampler of engines.sampling. */
 typedef struct {
     const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
     float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
     int32_t *counts;        /* [count], how often the id was drawn; NULL where nothing asks for it */
-    int64_t count;
-    Limits limits; /* top_k: GREEDY, too */
+    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
+    float temperature, top_p, min_p;
     float frequency, presence; /* taken off the score of an id for each time, and for the first */
 } Sampling;
 

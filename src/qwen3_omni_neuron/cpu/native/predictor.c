@@ -13,12 +13,11 @@
 /* Buffers for a frame; one row a slot, and two at its first step. */
 typedef struct {
     Memory memory;
-    KvCache kv;           /* [layers, slots, kv_heads, steps + 1, head_dim] */
-    int64_t *slots, *at;  /* [2 slots] */
-    float *cosine, *sine; /* [2 slots, head_dim / 2] */
-    float *logits;        /* [slots, vocab] */
-    int64_t *ids;         /* [vocab] */
-    float *scores, *spare; /* [vocab], [2 vocab] */
+    KvCache kv;                /* [layers, slots, kv_heads, steps + 1, head_dim] */
+    int64_t *slots, *at, *ids; /* [2 slots] twice, [vocab] */
+    float *cosine, *sine;      /* [2 slots, head_dim / 2] */
+    float *logits;             /* [slots, vocab] */
+    float *scores, *spare;     /* [vocab], [2 vocab] */
 } Frame;
 
 /* Allocate one block and cut all arrays from it. Returns 0 where there is no memory. */
@@ -113,9 +112,8 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             if (noise == NULL)
                 code = likeliest(of_slot, NULL, vocab);
             else {
-                Limits limits = {1, top_k[r], top_p[r], 0};
-                int64_t count =
-                    remaining(f.ids, f.scores, f.spare, of_slot, NULL, vocab, limits);
+                int64_t count = remaining(f.ids, f.scores, f.spare, of_slot, NULL, vocab, 1,
+                                          top_k[r], top_p[r], 0);
                 code = race(f.ids, f.scores, count, noise + (r * p->steps + step) * vocab);
             }
             codes[r * groups + step + 1] = code;

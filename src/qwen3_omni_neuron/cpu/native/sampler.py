@@ -73,12 +73,10 @@ def _prepare(sampler: Sampler) -> tuple[Any, int]:
         "penalties": ffi.NULL if penalties is None else ffi.from_buffer("float[]", penalties),
         "counts": ffi.NULL if counts is None else ffi.from_buffer("int32_t[]", counts),
         "count": sampler.vocab_size if allowed is None else len(allowed),
-        "limits": {
-            "temperature": params.temperature,
-            "top_k": params.top_k if params.do_sample else GREEDY,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-        },
+        "top_k": params.top_k if params.do_sample else GREEDY,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
         "frequency": params.frequency_penalty,
         "presence": params.presence_penalty,
     }
