@@ -33,7 +33,7 @@ WORDS = {
     ),
     *("DoRA", "LoRA"),
     *("KubeRay", "NeuronCores", "NxD", "TorchScript"),
-    *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets"),
+    *("GitHub", "JavaScript", "WebRTC", "WebSocket", "WebSockets", "SplitMix64"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")

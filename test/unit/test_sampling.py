@@ -94,7 +94,7 @@ def by_transformers(
 def test_kept_set_and_probabilities_are_transformers(
     top_k: int, top_p: float, seed: int, ours: Callable[..., Tensor]
 ) -> None:
-    """Of equal logits at the k-th place all stay, with whose sum top-p reckons."""
+    """All logits that equal the k-th stay, and count in top-p's sum."""
     logits = random_logits(seed)
     for given in (logits, torch.where(logits < 2.5, (2 * logits).round() / 2, logits)):
         expected = by_transformers(given, 1.0, top_k, top_p)

@@ -54,14 +54,14 @@ def sample_top(
     most, least = values[:, :1], values[:, -1:]
     if limits is not None:
         # A comparison and a sum: a device gathers along the last axis number by number.
-        places = torch.arange(1, k + 1, dtype=limits.dtype, device=logits.device)
-        least = torch.where(places == limits[:, None], values, 0).sum(-1, keepdim=True)
+        places = torch.arange(k, dtype=limits.dtype, device=logits.device)
+        least = torch.where(places == limits[:, None] - 1, values, 0).sum(-1, keepdim=True)
     # Of the vocabulary: more than k ids stay where logits equal the k-th.
     total = torch.where(logits >= least, (logits - most).exp(), 0).sum(-1, keepdim=True)
     probabilities = (values - most).exp() / total
-    # An id is dropped when the likelier ones together reach top_p.
+    # An id is dropped when the likelier ones together reach top_p. Neuron lowers amax, not amin.
     likelier = running_sum(probabilities) - probabilities
-    nucleus = torch.where(likelier < top_p[:, None], values, most).amin(-1, keepdim=True)
+    nucleus = -torch.where(likelier < top_p[:, None], -values, -most).amax(-1, keepdim=True)
     kept = logits >= torch.maximum(least, nucleus)
     return torch.where(kept, logits - most + noise, float("-inf")).argmax(-1)
 

@@ -2,7 +2,6 @@
 
 #include "draw.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,11 +101,11 @@ int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits
 {
     int64_t count = 0, left = 0;
     float above = -INFINITY, most = -INFINITY, least = -INFINITY;
-    if (kernels->first_above(logits, mask, 0, vocab, FLT_MAX) < vocab)
-        return 0;
     if (top_k > 0 && top_k < vocab)
         above = nextafterf(kth_largest(spare, logits, mask, vocab, top_k), -INFINITY);
     for (int64_t i = 0; (i = kernels->first_above(logits, mask, i, vocab, above)) < vocab; i++) {
+        if (!isless(logits[i], INFINITY)) /* NaN is not less, and found whatever the bound is */
+            return 0;
         ids[count] = i;
         scores[count++] = logits[i];
         most = logits[i] > most ? logits[i] : most;

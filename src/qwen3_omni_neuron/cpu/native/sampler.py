@@ -21,9 +21,9 @@ ADDRESS = ffi.typeof("intptr_t")
 class NativeSampler:
     """`engines.sampling.sample_ids`, with one call in C that finds what all sequences draw from.
 
-    An id differs from numpy's only where two logits at the edge of top-p are as close as a rounding
-    error of float32. A call with few logits holds Python's interpreter lock, because getting it
-    back would take longer: cffi always gives it up, so ctypes calls this function.
+    An id differs from numpy's only where two logits at the edge of top-k or top-p are as close as a
+    rounding error of float32. A call with few logits holds Python's interpreter lock, because
+    getting it back would take longer: cffi always gives it up, so ctypes calls this function.
     """
 
     def __init__(self, library: Library):
