@@ -13,7 +13,10 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.degrees import Degrees
+from qwen3_omni_neuron.engines.noise import noise_of_frame
+from qwen3_omni_neuron.model.code_predictor import top_p_limits
 from qwen3_omni_neuron.model.config import MoeConfig
+from qwen3_omni_neuron.model.decoder import Attention
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
     PromptCache,
@@ -35,9 +38,11 @@ from qwen3_omni_neuron.prompt.prompt import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
+from testing.outlier import talker_models
 from testing.released import RELEASED
 from testing.repeats import again
 from testing.specs import plan_of
+from testing.tiny import write_tiny_checkpoint
 from testing.torchneuron.backend import MOST_INPUTS
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
@@ -372,7 +377,28 @@ def test_a_row_without_a_slot_touches_no_stream(graphs, static) -> None:
     assert after.isfinite().all() and not torch.equal(after[1], before[1])
 
 
-def test_sampling_by_products_gives_the_same_codes(graphs, static, models) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_codes_attended_by_sums_are_those_by_products(tmp_path, monkeypatch, dtype) -> None:
+    """Also in bfloat16: both round scores and results alone."""
+
+    def prompt(self: Attention, q: Tensor, keys: Tensor, values: Tensor, _: object) -> Tensor:
+        later = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool).triu(1)
+        return self._by_products(q, ((keys, values),), later[None, None])
+
+    monkeypatch.setattr(Attention, "_prompt", prompt)
+    outlier = write_tiny_checkpoint(tmp_path, outlier=True)  # its predictor has several layers
+    predictor = talker_models(outlier, dtype).code_predictor
+    frames, (codes, vocabulary, width) = 100, predictor.head.shape
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(frames, width, generator=generator).to(dtype)
+    code0 = torch.randint(0, vocabulary, (frames,), generator=generator)
+    noise = torch.from_numpy(noise_of_frame(1, frames * codes, vocabulary)).view(frames, codes, -1)
+    how = noise, top_p_limits([0.8] * frames), 50, torch.full((frames,), 50)
+    expected = predictor(hidden, code0, *how)
+    torch.testing.assert_close(predictor(hidden, code0, *how, by_sums=True), expected, **EXACT)
+
+
+def test_attending_and_sampling_by_sums_gives_the_same_codes(graphs, static, models) -> None:
     """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
     so that an id at the edge of top-p could differ: in none of these 3600 draws."""
     graph = graphs["code_predictor[slots=3,top_k=50]"]

@@ -15,36 +15,21 @@ from qwen3_omni_neuron.model.kv_cache import FrameCache
 from qwen3_omni_neuron.model.layers import linear
 from qwen3_omni_neuron.model.rotary import RotaryTable
 
-RunningSum = Callable[[Tensor], Tensor]
-"""Function from [rows, k] to the sums along axis 1, each up to and including its own column."""
-
-
-def running_sum(x: Tensor) -> Tensor:
-    """Return the running sum of each row."""
-    return x.cumsum(-1)
-
-
-def running_sum_by_product(x: Tensor) -> Tensor:
-    """Return the running sum of each row as a product with a triangle of ones.
-
-    For Neuron, which has no running sum of floats. The last bit may differ from `running_sum`'s.
-    """
-    return torch.mm(x, torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu())
-
 
 def sample_top(
     logits: Tensor,
     noise: Tensor,
     top_k: int,
     top_p: Tensor,
-    running_sum: RunningSum = running_sum,
     limits: Tensor | None = None,
+    by_sums: bool = False,
 ) -> Tensor:
     """Draw one id a row from the top-k, then top-p, part of softmax(logits).
 
     It has the largest sum of logit and noise; of equal sums it is the first. logits: [rows, vocab];
     noise: float32 [rows, vocab], see engines.noise; top_p: float32 [rows], see `top_p_limits`;
-    limits: integers [rows], each row's own top-k, 1 to `top_k`; None: `top_k` for all.
+    limits: integers [rows], each row's own top-k, 1 to `top_k`; None: `top_k` for all; by_sums: for
+    Neuron, which has no running sum of floats, and whose last bit may then differ.
     Returns integers [rows]. The ids that remain are those of transformers' TopKLogitsWarper and
     TopPLogitsWarper; equal logits at the edge of top-p stay together.
     """
@@ -59,8 +44,13 @@ def sample_top(
     # Of the vocabulary: more than k ids stay where logits equal the k-th.
     total = torch.where(logits >= least, (logits - most).exp(), 0).sum(-1, keepdim=True)
     probabilities = (values - most).exp() / total
+    if by_sums:
+        earlier = torch.ones(k, k, dtype=torch.bool, device=logits.device).triu()
+        running = torch.where(earlier, probabilities.unsqueeze(2), 0).sum(1)
+    else:
+        running = probabilities.cumsum(-1)
     # An id is dropped when the likelier ones together reach top_p. Neuron lowers amax, not amin.
-    likelier = running_sum(probabilities) - probabilities
+    likelier = running - probabilities
     nucleus = -torch.where(likelier < top_p[:, None], -values, -most).amax(-1, keepdim=True)
     kept = logits >= torch.maximum(least, nucleus)
     return torch.where(kept, logits - most + noise, float("-inf")).argmax(-1)
@@ -104,20 +94,21 @@ class CodePredictor(nn.Module):
         noise: Tensor | None = None,
         top_p: Tensor | None = None,
         top_k: int = 50,
-        running_sum: RunningSum = running_sum,
         top_k_limits: Tensor | None = None,
+        by_sums: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Predict codes 1 to 15 of one frame a slot.
 
         hidden: [slots, hidden], in the type of the arithmetic; code0: int64 [slots];
         noise: float32 [slots, 15, vocab], see engines.noise, or None for greedy; top_p: float32
-        [slots], see top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see sample_top.
+        [slots], see top_p_limits; top_k, top_k_limits (int64 [slots]): see sample_top; by_sums:
+        attend and choose without matrix products, for Neuron, where each one waits for the last.
         Returns codes int64 [slots, 16], code 0 first, -1 where the logits have NaN or +inf; and the
         feedback [slots, hidden]: the sum of the 16 codes' embeddings, in the type of these.
         """
         row = self.code0_embedding(code0)
         codes, embedded, seen = list[Tensor](), [row], list[Tensor]()
-        cache = FrameCache()
+        cache = FrameCache(by_sums)
         rows = torch.stack((hidden, row.to(hidden.dtype)), 1).flatten(0, 1)  # [slots * 2, hidden]
         # One table, whose rows a device gathers; of a part of it, it might first make a copy.
         table, vocabulary = self.embedding.flatten(0, 1), self.embedding.shape[1]
@@ -127,7 +118,7 @@ class CodePredictor(nn.Module):
                 code = logits.argmax(-1)
             else:
                 of_step = noise[:, step]
-                code = sample_top(logits, of_step, top_k, top_p, running_sum, top_k_limits)
+                code = sample_top(logits, of_step, top_k, top_p, top_k_limits, by_sums)
             seen.append(logits)
             code = code.to(code0.dtype)
             rows = F.embedding(code + step * vocabulary, table)

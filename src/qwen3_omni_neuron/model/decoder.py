@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.model.kv_cache import Appendable, Parts
+from qwen3_omni_neuron.model.kv_cache import Appendable, FrameCache, Parts
 from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
@@ -48,7 +48,9 @@ class Attention(nn.Module):
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
         q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
         parts = cache.append(layer, k, v)
-        if layout == DECODE or len(parts) > 1:
+        if isinstance(cache, FrameCache) and cache.by_sums:
+            mixed = self._by_sums(q, *parts[0])
+        elif layout == DECODE or len(parts) > 1:
             mixed = self._by_products(q, parts, cache.mask)
         else:
             mixed = self._prompt(q, *parts[0], cache.mask)
@@ -85,6 +87,22 @@ class Attention(nn.Module):
             products.append(weights[..., begin:end] @ values)
             begin = end
         mixed = sum(products[1:], products[0])
+        return mixed.unflatten(2, (group, span)).flatten(1, 2)
+
+    def _by_sums(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend without a matrix product, q [slots, heads, span, head_dim], to the same shape.
+
+        A row sees the keys up to its own, the last ones. It rounds where `_by_products` does.
+        """
+        group, span, positions = self.heads // self.kv_heads, q.shape[2], keys.shape[2]
+        rows = q.unflatten(1, (self.kv_heads, group)).flatten(2, 3).unsqueeze(3)
+        # [slots, kv_heads, group * span, positions, head_dim] -> [slots, kv_heads, ..., positions]
+        scores = (widen(rows) * widen(keys).unsqueeze(2)).sum(-1).to(q.dtype)
+        later = torch.ones(span, positions, dtype=torch.bool, device=q.device)
+        later = later.triu(positions - span + 1).repeat(group, 1)
+        scores = (widen(scores) * self.scale).masked_fill(later, float("-inf"))
+        weights = torch.softmax(scores, -1).to(values.dtype)
+        mixed = (widen(weights).unsqueeze(4) * widen(values).unsqueeze(2)).sum(3).to(q.dtype)
         return mixed.unflatten(2, (group, span)).flatten(1, 2)
 
 

@@ -307,8 +307,12 @@ def _renewed(segments: Segments, is_new: Tensor, new: Tensor) -> Segments:
 
 @dataclass
 class FrameCache:
-    """Cache of the code predictor: at most 16 positions, the same in all slots, for one frame."""
+    """Cache of the code predictor: at most 16 positions, the same in all slots, for one frame.
 
+    by_sums: see decoder.Attention.
+    """
+
+    by_sums: bool = False
     mask = None
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav
-from qwen3_omni_neuron.model.code_predictor import running_sum_by_product
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
     Code2WavConfig,
@@ -150,7 +149,7 @@ def _predict(
     owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: int
 ) -> tuple[Outputs, State]:
     hidden, code0, noise, top_p, limits = inputs
-    return owner(hidden, code0, noise, top_p, top_k, running_sum_by_product, limits), ()
+    return owner(hidden, code0, noise, top_p, top_k, limits, by_sums=True), ()
 
 
 def _decode(
