@@ -14,11 +14,14 @@ from functools import partial
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, Option
 from qwen3_omni_neuron.prompt.media.fields import ITEM_FIELDS
 from qwen3_omni_neuron.serving.openai.fields import (
+    GRAMMAR_FIELDS,
     HONOURED_AS,
     NO_EFFECT,
     OTHER_VOICES,
     REFUSED,
     REFUSED_IN_RESPONSES,
+    STRUCTURED,
+    STRUCTURED_FIELDS,
 )
 from qwen3_omni_neuron.serving.settings import SETTINGS
 from testing import bar_picture, benchmark_pictures, import_picture
@@ -97,6 +100,8 @@ def engine_field_table() -> str:
     """Write the fields that have another name as an option, or can only have one value."""
     lines = ["| field | is, or can only be | instead |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | the option `{option}` | |" for name, option in HONOURED_AS.items()]
+    lines += [f"| `{name}` | a grammar: {kind} | |" for name, kind in GRAMMAR_FIELDS.items()]
+    lines.append(f"| `{STRUCTURED}` | a grammar: `{'` `'.join(STRUCTURED_FIELDS)}` | |")
     for where, table in (("", REFUSED), (" in a response", REFUSED_IN_RESPONSES)):
         for name, (only, instead) in table.items():
             lines.append(f"| `{name}`{where} | only {json.dumps(only)} | {instead} |")

@@ -175,6 +175,28 @@ def test_two_turns_with_a_call_of_a_tool() -> None:
         assert (tool["role"], tool["content"], tool["tool_call_id"]) == ("tool", "3", call.call_id)
 
 
+def test_a_call_has_the_namespace_that_its_function_is_in() -> None:
+    function = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    space = {"type": "namespace", "name": "mcp__sums", "description": "Sums", "tools": [function]}
+    tools: Any = [{"type": "web_search"}, {"type": "custom", "name": "patch"}, space]
+    with scripted([CALL.replace("add", "mcp__sums__add")], thinks=False) as (model, client, server):
+        asked: Any = {"model": MODEL, "tools": tools, "input": "What is 1 + 2?"}
+        first = client.responses.create(**asked)
+        (call,) = first.output
+        assert (call.type, call.name, call.namespace) == ("function_call", "add", "mcp__sums")
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        asked |= {"input": [result], "previous_response_id": first.id}
+        events = [*client.responses.create(**asked, stream=True)]
+        assert events[-1].type == "response.completed"
+        messages, options = model.asked[-1]
+        (said,) = [one["tool_calls"] for one in messages if one["role"] == "assistant"]
+        assert said[0]["function"]["name"] == "mcp__sums__add"
+        assert [tool["function"]["name"] for tool in options["tools"]] == ["mcp__sums__add"]
+        labels = {"path": "/v1/responses", "field": "tools[]"}
+        counted = server.service.metrics.registry.get_sample_value
+        assert counted("qwen3_omni_fields_without_effect_total", labels) == 4
+
+
 def test_a_conversation_continues_by_ids_alone() -> None:
     with scripted(["Yes."]) as (model, client, server):
         previous, asked = None, list[str]()
@@ -551,7 +573,6 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
     [
         ({"top_logprobs": 3}, r"top_logprobs needs include: \[message.output_text.logprobs\]"),
         ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
-        ({"tools": [{"type": "web_search"}]}, "no built-in tools"),
         ({"tools": [{"type": "function"}]}, r"^tools\[0\].name: Field required"),
         ({"tool_choice": {"type": "file_search"}}, "no built-in tools"),
         ({"tool_choice": {"type": "function"}}, "^tool_choice.name: Field required"),

@@ -249,7 +249,6 @@ HONOURED: Mapping[str, tuple[Json, Json]] = {
 CUSTOM: Json = {"type": "custom", "custom": {"name": "f"}}
 # By path: a body that is refused by its type, and the end of the error's param.
 OF_OTHER_TYPES: Mapping[str, tuple[Json, str]] = {
-    "tools[].custom": ({"tools": [CUSTOM]}, "tools[0].type"),
     "tool_choice.custom": ({"tool_choice": CUSTOM}, "tool_choice.type"),
     "messages[].function_call": (assistant(function_call={"name": "f"}), "[1].function_call"),
     "messages[].tool_calls[].custom": (assistant(tool_calls=[{**CUSTOM, "id": "c"}]), "[0].type"),
@@ -289,6 +288,73 @@ def with_parents(paths: Iterable[str]) -> set[str]:
         *(p.removesuffix("[]") for p in parents),
         *(f"{p}.type" for p in parents),
     }
+
+
+def test_tools_of_other_types_are_skipped_and_those_in_namespaces_are_functions() -> None:
+    space = {"type": "namespace", "name": "mcp__a__", "description": "d"}
+    others = [CUSTOM, {"type": "web_search"}, {"type": "web_search", "filters": {"a": [1]}}]
+    for reads, function, kind in (
+        (read, TOOL, ChatRequest),
+        (read_response, FLAT, ResponseRequest),
+    ):
+        inside = {**space, "tools": [function, {"type": "custom", "name": "x"}]}
+        options = reads({"tools": [*others, inside, function]})[0][0]
+        assert [tool["function"]["name"] for tool in options["tools"]] == ["mcp__a__f", "f"]
+        assert reads({"tools": others})[0] == reads({})[0]
+        given = {"messages": user()["messages"], "input": "Hi", "tools": [*others, inside]}
+        given.pop("messages" if reads is read_response else "input")
+        wanted: Any = kind.model_validate(given)
+        assert wanted.skipped == ["custom", "web_search", "web_search"]
+        assert wanted.in_spaces == {"mcp__a__f": ("mcp__a__", "f")}
+    call = {**FLAT_CALL, "namespace": "mcp__a__"}
+    (_, (_, said, *_), *_), _ = read_response({**MESSAGE, "input": [*MESSAGE["input"], call]})
+    assert said["tool_calls"][0]["function"]["name"] == "mcp__a__f"
+
+
+OF_SCHEMA: Json = {"type": "object", "properties": {}}
+# Fields of vLLM and SGLang, and the grammar that they ask for.
+GRAMMARS: Sequence[tuple[Json, Json]] = (
+    ({"guided_json": OF_SCHEMA}, {"json": OF_SCHEMA}),
+    ({"guided_json": json.dumps(OF_SCHEMA)}, {"json": OF_SCHEMA}),
+    ({"json_schema": json.dumps(OF_SCHEMA)}, {"json": OF_SCHEMA}),
+    ({"guided_regex": "[a-z]"}, {"regex": "[a-z]"}),
+    ({"regex": "[a-z]"}, {"regex": "[a-z]"}),
+    ({"guided_choice": ["a b", 'c"']}, {"lark": 'start: "a b" | "c\\""'}),
+    ({"guided_grammar": "start: A"}, {"lark": "start: A"}),
+    ({"ebnf": 'root ::= "a"'}, {"lark": 'root ::= "a"'}),
+    (
+        {"structured_outputs": {"json": OF_SCHEMA, "disable_any_whitespace": False}},
+        {"json": OF_SCHEMA},
+    ),
+    ({"structured_outputs": {"choice": ["a"]}}, {"lark": 'start: "a"'}),
+    ({"structured_outputs": {"json_object": True}}, {"json": {"type": "object"}}),
+    ({"structured_outputs": {}}, {}),
+)
+
+
+def test_grammar_fields_of_engines_are_the_grammar_that_exists() -> None:
+    for reads in (read, read_response):
+        for given, grammar in GRAMMARS:
+            assert reads(given)[0][0].get("grammar", {}) == grammar
+        for given, path in (
+            ({"guided_json": 5}, "guided_json"),
+            ({"guided_json": "{"}, None),
+            ({"guided_choice": []}, "guided_choice"),
+            ({"regex": 5}, "regex"),
+            ({"structured_outputs": 5}, "structured_outputs"),
+            ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+            ({"structured_outputs": {"regex": "a"}, "ebnf": "b"}, "structured_outputs.regex"),
+            ({"regex": "a", "grammar": {"regex": "b"}}, "regex"),
+        ):
+            with pytest.raises(ApiError) as refused:
+                reads(given)
+            assert refused.value.param == path
+    schema = {"response_format": {"type": "json_object", "schema": OF_SCHEMA}}
+    assert read(schema)[0][0]["grammar"] == {"json": OF_SCHEMA}
+    flat = {"text": {"format": schema["response_format"]}}
+    assert read_response(flat)[0][0]["grammar"] == {"json": OF_SCHEMA}
+    with pytest.raises(ApiError, match="give response_format or regex, not both"):
+        read({**schema, "regex": "a"})
 
 
 def test_what_is_of_another_type_is_refused_by_its_place() -> None:
@@ -892,6 +958,10 @@ RESPONSE = Endpoint(
         "input[].content[].image_url": (LOOKED, MESSAGE),
         "input[].content[].detail": differs("input[].content[].detail", "low", LOOKED),
         "input[].call_id": ({"input": [FLAT_CALL]}, MESSAGE),
+        "input[].namespace": (
+            {"input": [{**FLAT_CALL, "namespace": "a"}]},
+            {"input": [FLAT_CALL]},
+        ),
         "input[].name": ({"input": [FLAT_CALL]}, {"input": [{**FLAT_CALL, "name": "g"}]}),
         "input[].arguments": (
             {"input": [FLAT_CALL]},

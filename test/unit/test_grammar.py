@@ -46,6 +46,7 @@ def test_a_regex_and_a_lark_grammar_hold_text_and_speech(omni) -> None:
     for grammar, pattern in (
         ({"regex": "(red|blue) [0-9]{3}\\."}, r"(red|blue) [0-9]{3}\."),
         ({"lark": 'start: a "!"\na: "ho" | "hi" a'}, r"(hi)*ho!"),
+        ({"lark": 'root ::= ("no " | "yes ") num\nnum ::= [0-9]{2}'}, "(no|yes) [0-9]{2}"),
         ({"lark": 'start: "<|im_end|>\\"" /<[3]>/ # <think>'}, r'<\|im_end\|>"<3>'),
     ):
         result = omni.generate_audio(HELLO, seed=1, grammar=grammar, **LIMITS)
@@ -186,6 +187,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"regex": "(a"}, "unclosed group"),
     ({"regex": "a" * (1 << 19)}, "524288 characters"),
     ({"lark": "start: nothing"}, "unknown name"),
+    ({"lark": 'root ::= "a" | ('}, "can't be used"),
     ({"lark": 'start: "a" <|im_end|> "b"'}, r"special token <\|im_end\|>, .* in quotes"),
     ({"lark": 'start: /["#]/ <[151645]>'}, "special token <.151645.>"),
     ({"json": {"type": "text"}}, "Invalid type: text"),

@@ -190,10 +190,14 @@ def _check(matcher: Any) -> None:
 
 
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return a rule in llguidance's format, which has no regex and no GBNF."""
+    import llguidance
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if "gbnf" in rule:
+        return {"lark_grammar": gbnf_to_lark(rule["gbnf"]), "name": rule["name"]}
     if "regex" not in rule:
         return rule
-    import llguidance
-
     text = llguidance.LLMatcher.grammar_from_regex(rule["regex"])
     return {**json.loads(text)["grammars"][0], "name": rule["name"]}
 

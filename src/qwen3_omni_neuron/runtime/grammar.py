@@ -66,6 +66,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 # Lark's strings, comments and regular expressions, as llguidance reads them.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LARK_TOKEN = re.compile(r"<[^<>\s]+>")
 Json = dict[str, Any]
 
@@ -430,6 +431,8 @@ def _body(given: Mapping[str, Any]) -> Json:
         raise OptionError(f"the grammar can't be encoded: {error}.") from None
     if kind == "regex":
         return {"regex": text}
+    if _GBNF.search(text):
+        return {"gbnf": text}
     special = _LARK_TOKEN.search(_LARK_TEXT.sub(" ", text))
     if special is not None:
         name = printable(special[0], 64)

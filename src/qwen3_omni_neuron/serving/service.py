@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.errors import OptionError, ToolCallError
+from qwen3_omni_neuron.errors import OptionError, PromptTooLongError, ToolCallError
 from qwen3_omni_neuron.helpers.media import DecodingPool
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -97,6 +97,10 @@ class Service:
         if isinstance(error, ToolCallError):
             self.metrics.failed_calls.inc()
         refusal = api_error_of(error, context.param)
+        if isinstance(error, PromptTooLongError) and self.model.omni is not None:
+            most = self.model.omni.info.context_length
+            begin = f"This model's maximum context length is {most} tokens. However, "
+            refusal.message = begin + refusal.message  # clients recognise these words
         if refusal.code == "internal_error":
             extra = {"request_id": context.request_id}
             logs.logger.error("failed", exc_info=error, extra=extra)
@@ -122,6 +126,11 @@ class Service:
         """Count the fields without effect that a client has sent: see `sent_without_effect`."""
         for name in dict.fromkeys(sent_without_effect(path, given, self.model.name)):
             self.metrics.without_effect.labels(path, name).inc()
+        skipped = getattr(given, "skipped", ())
+        if skipped:
+            self.metrics.without_effect.labels(path, "tools[]").inc(len(skipped))
+            types = ", ".join(dict.fromkeys(skipped))[:400]
+            logs.logger.info("tools_skipped", extra={"path": path, "types": types})
 
     def close(self) -> None:
         """End the threads and the model."""

@@ -23,6 +23,7 @@ from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     CHAT,
     COMPLETIONS,
+    REFUSED_IN_COMPLETIONS,
     bounded_options,
     check_lengths,
     check_only,
@@ -36,7 +37,7 @@ router = APIRouter()
 Json = dict[str, Any]
 # Options of the text that a request may have beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
-_REFUSED = {"logprobs": (None, f"{CHAT}, which has them")}
+_REFUSED = {"logprobs": (None, f"{CHAT}, which has them"), **REFUSED_IN_COMPLETIONS}
 RawPrompt = Annotated[
     str | list[Any],
     OneOf("a string or a list of one string, of token ids, or of one list of them"),

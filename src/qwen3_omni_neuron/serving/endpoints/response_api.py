@@ -19,6 +19,7 @@ from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.kept import KeptResponse
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests
+from qwen3_omni_neuron.serving.openai.chat_request import ObjectFormat
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import INPUT_ITEMS, RESPONSE, RESPONSES
 from qwen3_omni_neuron.serving.openai.openapi import errors_of, takes_json, takes_query
@@ -236,7 +237,7 @@ class ResponseReply(Reply):
         super().__init__(question, stream)
         self._asked, self._kept, self._id = asked, kept, response_id
         self._number = 0
-        self._items = OutputItems()
+        self._items = OutputItems(asked.in_spaces)
         self._ending: list[bytes] = []
         self._body = b""
 
@@ -291,6 +292,7 @@ class ResponseReply(Reply):
         if self._result is not None:
             usage = response_usage(self._result.timings, self._reasoning_tokens)
         form = None if asked.text is None else asked.text.format
+        is_object = isinstance(form, ObjectFormat)
         choice = asked.tool_choice or "auto"
         truncation = (asked.model_extra or {}).get("truncation")
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -316,7 +318,9 @@ class ResponseReply(Reply):
             "store": self._kept is not None,
             "temperature": asked.temperature,
             "text": {
-                "format": {"type": "text"} if form is None else form.model_dump(by_alias=True)
+                "format": {"type": "text"}
+                if form is None
+                else form.model_dump(by_alias=True, exclude_none=is_object)
             },
             "tool_choice": choice
             if isinstance(choice, str)

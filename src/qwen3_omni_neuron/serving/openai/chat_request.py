@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from qwen3_omni_neuron.errors import did_you_mean, format_value
 from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
@@ -29,6 +29,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     further_fields,
     names_in,
 )
+from qwen3_omni_neuron.serving.openai.grammar_fields import grammar_of
 from qwen3_omni_neuron.serving.openai.openapi import with_item_fields
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -231,9 +232,16 @@ ToolChoice = Annotated[
 
 
 class PlainFormat(ClientObject):
-    """Free text, or any JSON object."""
+    """Free text."""
 
-    type: Literal["text", "json_object"]
+    type: Literal["text"]
+
+
+class ObjectFormat(ClientObject):
+    """A JSON object: any, or of a schema."""
+
+    type: Literal["json_object"]
+    schema_: Json | None = Field(None, alias="schema")
 
 
 class JsonSchema(ClientObject):
@@ -282,6 +290,23 @@ class StreamOptions(ClientObject):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
+def in_space(space: str | None, name: str) -> str:
+    """Return the name that the model sees of a function in a namespace."""
+    return name if space is None else f"{space.rstrip('_')}__{name}"
+
+
+def _named_in(space: str, tool: Mapping[str, Any], names: dict[str, tuple[str, str]]) -> Json:
+    """Return a tool, flat or with a function, by its name in a namespace, and note that name."""
+    inner = tool.get("function")
+    if isinstance(inner, Mapping):
+        return {**tool, "function": _named_in(space, inner, names)}
+    if not isinstance(tool.get("name"), str):
+        return dict(tool)
+    name = in_space(space, tool["name"])
+    names[name] = (space, tool["name"])
+    return {**tool, "name": name}
+
+
 class TextRequest(ClientObject):
     """Fields that all endpoints of text have alike."""
 
@@ -291,6 +316,39 @@ class TextRequest(ClientObject):
     top_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
     stop: Annotated[str | list[str], OneOf("a string or a list of strings")] | None = None
+    _skipped: list[str] = PrivateAttr(default_factory=list)
+    _in_spaces: dict[str, tuple[str, str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """Types of the tools that were skipped: only their client, or OpenAI, could run them."""
+        return self._skipped
+
+    @property
+    def in_spaces(self) -> Mapping[str, tuple[str, str]]:
+        """Namespace and name there of functions in namespaces, by the names that the model sees."""
+        return self._in_spaces
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_functions(cls, given: Any, handler: Callable[[Any], "TextRequest"]) -> "TextRequest":
+        """Keep tools of type function, and those in namespaces."""
+        listed = given.get("tools") if isinstance(given, Mapping) else None
+        skipped, in_spaces, tools = list[str](), dict[str, tuple[str, str]](), list[Any]()
+        for tool in listed if isinstance(listed, list) else ():
+            fields: Mapping[str, Any] = tool if isinstance(tool, Mapping) else {}
+            kind, space, inner = (fields.get(name) for name in ("type", "name", "tools"))
+            if kind == "namespace" and isinstance(space, str) and isinstance(inner, list):
+                for one in inner:
+                    if isinstance(one, Mapping) and one.get("type") == "function":
+                        tools.append(_named_in(space, one, in_spaces))
+            elif kind == "function" or not isinstance(kind, str):
+                tools.append(tool)
+            else:
+                skipped.append(kind[:80])
+        made = handler({**given, "tools": tools} if isinstance(listed, list) else given)
+        made._skipped, made._in_spaces = skipped, in_spaces
+        return made
 
 
 class ChatRequest(TextRequest):
@@ -308,7 +366,7 @@ class ChatRequest(TextRequest):
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[PlainFormat | JsonSchemaFormat, OneOf()] | None = None
+    response_format: Annotated[PlainFormat | ObjectFormat | JsonSchemaFormat, OneOf()] | None = None
     sampling_params_list: list[Json] | None = Field(None, max_length=3, description=_OF_OMNI)
     mm_processor_kwargs: ProcessorSettings | None = Field(None, description=_OF_OMNI)
 
@@ -368,15 +426,20 @@ def request_options(
         options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     if wanted.parallel_tool_calls is not None:
         options["parallel_tool_calls"] = wanted.parallel_tool_calls
+    asked = grammar_of(wanted.model_extra or {})
     form, schema = wanted.response_format, {"type": "object"}
-    if form is not None and form.type != "text":
+    if isinstance(form, JsonSchemaFormat | ObjectFormat):
+        if asked is not None or "grammar" in options:
+            other = "grammar" if asked is None else asked[0]
+            raise wrong_value(f"give response_format or {other}, not both.", "response_format")
+        own = form.json_schema if isinstance(form, JsonSchemaFormat) else form
+        options["grammar"] = {"json": schema if own.schema_ is None else own.schema_}
+        if isinstance(own, JsonSchema):
+            options["grammar"]["strict"] = own.strict is True
+    elif asked is not None:
         if "grammar" in options:
-            raise wrong_value("give response_format or grammar, not both.", "response_format")
-        options["grammar"] = {"json": schema}
-        if isinstance(form, JsonSchemaFormat):
-            own = form.json_schema
-            schema = schema if own.schema_ is None else own.schema_
-            options["grammar"] = {"json": schema, "strict": own.strict is True}
+            raise wrong_value(f"give {asked[0]} or grammar, not both.", asked[0])
+        options["grammar"] = asked[1]
     check_lengths(options)
     return options
 

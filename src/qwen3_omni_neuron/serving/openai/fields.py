@@ -51,12 +51,24 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "add_generation_prompt": (True, ""),
     "continue_final_message": (False, COMPLETIONS),
     "priority": (0, ""),
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
-        (None, f"response_format or grammar in {CHAT}"),
-    ),
 }
 """Fields of these engines and of chat: the only value, and what to use instead."""
+
+GRAMMAR_FIELDS: Mapping[str, str] = {
+    **{"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"},
+    **{"guided_grammar": "lark", "regex": "regex", "ebnf": "lark", "json_schema": "json"},
+}
+"""vLLM's and SGLang's fields that give a grammar, and kinds of it."""
+STRUCTURED = "structured_outputs"
+STRUCTURED_FIELDS: Mapping[str, str] = {
+    **{"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"},
+    "json_object": "json_object",
+}
+"""Fields in vLLM's object of that name."""
+
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, str]] = dict.fromkeys(
+    (*GRAMMAR_FIELDS, STRUCTURED), (None, f"them, or response_format, in {CHAT}")
+)
 
 REFUSED_IN_RESPONSES: Mapping[str, tuple[Any, str]] = {
     "background": (False, "stream: true"),
@@ -198,6 +210,8 @@ def _only(refused: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
 ENGINE_FIELDS: Mapping[str, Any] = {
     **{name: schema_of_option(_OPTION[option]) for name, option in HONOURED_AS.items()},
     **_only(REFUSED),
+    **{name: {"description": f"a grammar: {kind}"} for name, kind in GRAMMAR_FIELDS.items()},
+    STRUCTURED: {"type": "object", "description": f"a grammar: {', '.join(STRUCTURED_FIELDS)}"},
     _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
     _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
 }

@@ -116,6 +116,7 @@ class InputCall(ClientObject):
     id: str | None = None
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -126,6 +127,7 @@ class CallOutput(ClientObject):
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str
+    namespace: str | None = None  # its call has it, too
     output: Annotated[str | list[OutputPart], OneOf("a string or a list of parts")]
 
 
@@ -161,7 +163,7 @@ class FlatTool(ClientObject):
     """A function that the response may call."""
 
     further = names_in(RESPONSES, "tools[]")
-    type: Annotated[str, must("function".__eq__, NO_TOOLS)]
+    type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -191,7 +193,9 @@ class FlatSchemaFormat(chat.JsonSchema):
 class TextSettings(ClientObject):
     """Format of the text. verbosity: without effect."""
 
-    format: Annotated[chat.PlainFormat | FlatSchemaFormat, OneOf()] | None = None
+    format: Annotated[chat.PlainFormat | chat.ObjectFormat | FlatSchemaFormat, OneOf()] | None = (
+        None
+    )
     verbosity: str | None = None
 
 
@@ -335,7 +339,9 @@ def _message(item: InputItem, before: Sequence[chat.Message]) -> chat.Message | 
     if isinstance(item, CallOutput):
         return made(role="tool", tool_call_id=item.call_id, content=item.output)
     if isinstance(item, InputCall):
-        function = chat.CalledFunction(name=item.name, arguments=item.arguments)
+        function = chat.CalledFunction(
+            name=chat.in_space(item.namespace, item.name), arguments=item.arguments
+        )
         call = chat.ToolCall(id=item.call_id, function=function)
         last = before[-1] if before and before[-1].role == "assistant" else None
         calls = [] if last is None else last.tool_calls or []
@@ -349,7 +355,7 @@ def _named(tool: FlatNamedTool) -> Json:
     return {"type": "function", "function": {"name": tool.name}}
 
 
-_SAID = ("type", "role", "content", "call_id", "name", "arguments", "output")
+_SAID = ("type", "role", "content", "call_id", "name", "namespace", "arguments", "output")
 ResponseEvent = tuple[str, Json]
 """Type and fields of an event, without its number."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -361,8 +367,10 @@ class OutputItems:
     items: all items so far, as OpenAI's API has them; the last one may be in progress.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_spaces: Mapping[str, tuple[str, str]]):
+        """in_spaces: see `ResponseRequest.in_spaces`."""
         self.items: list[Json] = []
+        self._in_spaces = in_spaces
         self._texts: list[str] = []  # parts of the item in progress
         self._logprobs: list[Json] = []
         self._open: str | None = None  # its type
@@ -413,7 +421,9 @@ class OutputItems:
 
     def _call(self, call: Call) -> Iterator[ResponseEvent]:
         name = _item_id("function_call")
-        item = {"id": name, "type": "function_call", "call_id": call.id, "name": call.name}
+        space, function = self._in_spaces.get(call.name, (None, call.name))
+        item = {"id": name, "type": "function_call", "call_id": call.id, "name": function}
+        item |= {} if space is None else {"namespace": space}
         self.items.append(item | {"status": "in_progress", "arguments": ""})
         yield self._of_item("response.output_item.added")
         where = {"item_id": name, "output_index": len(self.items) - 1}
@@ -421,7 +431,7 @@ class OutputItems:
         self.items[-1] |= {"status": status, "arguments": call.arguments}
         arguments = "response.function_call_arguments"
         yield f"{arguments}.delta", where | {"delta": call.arguments}
-        yield f"{arguments}.done", where | {"arguments": call.arguments, "name": call.name}
+        yield f"{arguments}.done", where | {"arguments": call.arguments, "name": function}
         yield self._of_item("response.output_item.done")
 
     @property
