@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.engines.noise import TALKER, Noise
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.remote import RemoteEngine
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
@@ -93,6 +94,18 @@ def test_eight_at_once_say_what_each_says_alone(many, alone) -> None:
         together = at_once(many, [REQUESTS[number] for number in order])
         for number, result in zip(order, together, strict=True):
             assert_same(result, alone[number], tolerance=1e-5)
+
+
+def test_every_frame_is_drawn_by_noise_of_its_own(many, monkeypatch) -> None:
+    starts, predict = list[int](), many._pipeline._talker._engine.predict
+
+    def watched(slots: Any, code0: Any, sampling: Any) -> Any:
+        starts.extend(frame.noise for frame in sampling)
+        return predict(slots, code0, sampling)
+
+    monkeypatch.setattr(many._pipeline._talker._engine, "predict", watched)
+    result = many.generate_audio(TEXT, seed=5, talker_max_new_tokens=6)
+    assert starts == [Noise(5, TALKER).at(frame) for frame in range(len(result.codes))]
 
 
 def test_chunks_follow_each_other_without_a_gap(many) -> None:
