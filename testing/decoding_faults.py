@@ -44,39 +44,39 @@ def prepare(setup: int) -> fork_server.Run:
     return run
 
 
-def run(line: wire.Line, result: int) -> None:
+def run(channel: wire.Channel, result: int) -> None:
     """Do what a job's content says."""
-    _, data = job = line.job()
+    _, data = job = channel.job()
     if not data.startswith(FAULT):
-        line.job = lambda: job  # type: ignore[method-assign]
-        media_work.run(line, result)
+        channel.job = lambda: job  # type: ignore[method-assign]
+        media_work.run(channel, result)
         return
     wanted = json.loads(data[len(FAULT) :])
     kind = wanted["fault"]
     if kind == "says":
         for said in wanted["said"]:
-            line._connection.sendall(bytes.fromhex(said))
+            channel._connection.sendall(bytes.fromhex(said))
             if wanted["go_on"]:
-                line.receive(1)
+                channel.receive(1)
         os._exit(wanted["status"])
     elif kind == "sleep":
         time.sleep(600)
     elif kind == "cut":  # truncates its result, after allocating all of it
-        line.send(wire.MEASURED, 1.0, 0, 64000)
-        line.receive(1)
-        line.send(wire.HOLDS, 0, 0, 0, 16000)
-        line.receive(1)
+        channel.send(wire.MEASURED, 1.0, 0, 64000)
+        channel.receive(1)
+        channel.send(wire.HOLDS, 0, 0, 0, 16000)
+        channel.receive(1)
         os.ftruncate(result, 100)
     elif kind == "deaf":  # it does not end, nor listen
-        line._connection.shutdown(socket.SHUT_RDWR)
+        channel._connection.shutdown(socket.SHUT_RDWR)
         time.sleep(600)
     elif kind == "family":  # starts a process that outlives it
         pid = os.fork()
         if not pid:
             time.sleep(600)
-        line.send(wire.ERROR, text=f"AudioError\n{pid}")
+        channel.send(wire.ERROR, text=f"AudioError\n{pid}")
     elif kind == "report":
-        line.send(wire.ERROR, text="AudioError\n" + json.dumps(_state()))
+        channel.send(wire.ERROR, text="AudioError\n" + json.dumps(_state()))
     else:
         _harm_itself(kind, wanted)
 

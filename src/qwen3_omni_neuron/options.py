@@ -1,11 +1,10 @@
 """Options of requests, loads, compiles and servers: names, types, defaults, ranges, documentation.
 
-`option` declares one as the field of a dataclass: `RequestOptions` and `LoadOptions` here, the
-settings of a server in serving.settings, and those of a compile in compilation.plan. Checks, flags
-of the command line and tables of the documents are made from these declarations, which
-`options_of` returns. `RequestArguments` and `LoadArguments` are the keyword arguments that type
-checkers and editors see. The command line imports this module early, so it needs neither torch nor
-numpy.
+`option` declares one as the field of a dataclass: `RequestOptions` and `LoadOptions` here, a
+server's in serving.settings, a compile's in compilation.plan. Checks, flags and documents' tables
+are made from these declarations (`options_of`). `RequestArguments` and `LoadArguments` are the
+keyword arguments for type checkers and editors. This module imports neither torch nor numpy, for
+the command line.
 """
 
 import types
@@ -35,17 +34,16 @@ INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone.
 """Default transcription instruction, for checkpoints without one."""
 GIB, MIB = 1 << 30, 1 << 20
 _MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
-# Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
-# and no lock can wait longer than a few thousand million seconds.
+# A score divided by temperature and penalty must be finite in float32, and locks wait for at most a
+# few thousand million seconds.
 _MIN_FACTOR, _MAX_NUMBER = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Values that an option takes.
+    """Allowed values of an option.
 
-    phrase: words that follow "must be". accepts: tests one value. limits: the same in the words of
-    JSON Schema, beside its type.
+    phrase: follows "must be". accepts: tests one value. limits: the same as JSON Schema's keywords.
     """
 
     phrase: str
@@ -220,11 +218,10 @@ _TRUNCATION = ValueRange(
 class Option:
     """One option, for the command line, a server or a document.
 
-    type: the annotation, such as `int | None`. help: what it does. values: allowed values; None:
-    checked where the option is used. answer: status of a request that exceeds a limit of a server.
-    shown: words for the default, where its value does not say it. flag, metavar: flag on the
-    command line and the name of its value; flag None: it has none; empty: from the option's name
-    and type. loads: True for an option of a load that each verb which loads a model has as a flag.
+    type: the annotation, such as `int | None`. values: allowed values; None: checked on use.
+    answer: status of a request that exceeds a server's limit. shown: text for the default, if its
+    value is unclear. flag, metavar: flag and name of its value; flag None: no flag; empty: from
+    name and type. loads: a flag of every verb that loads a model.
     """
 
     name: str
@@ -256,7 +253,7 @@ class Option:
         return f"{default:g} s" if self.name.endswith("_s") else str(default)
 
     def check(self, value: Any) -> None:
-        """Raise OptionError for a value out of range; None is allowed where it is the default."""
+        """Raise OptionError for a value out of range; None is allowed if it is the default."""
         values = self.values
         if values is None or (value is None and self.default is None):
             return
@@ -264,7 +261,7 @@ class Option:
             raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
 
     def converted(self, value: Any) -> Any:
-        """Return a value of a file or a command line in the option's type. Raises OptionError."""
+        """Convert a file's or command line's value to the option's type. Raises OptionError."""
         kind = self.value_type
         if isinstance(value, str) and kind is Path:
             value = Path(value)
@@ -285,10 +282,10 @@ def option(
     repr: bool = True,
     **more: Any,
 ) -> Any:
-    """Return the field of an option of a request, a load, a compile or a server.
+    """Return a dataclass field that declares an option.
 
-    values: by default any text, path or truth value where the field's type is one of these.
-    repr: whether a repr shows the value. The others, more: fields of Option.
+    values: by default any str, Path or bool if that is the type. repr: show the value in a repr.
+    The others, more: fields of Option.
     """
     made = Option("", None, default, help, values, answer, **more)
     return field(default=default, metadata={"option": made}, repr=repr)
@@ -309,7 +306,7 @@ def options_of(declared: type) -> dict[str, Option]:
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise OptionError for a name that is not known, with what to use instead of it."""
+    """Raise OptionError for an unknown name, with its replacement or the nearest known one."""
     for name in given:
         if name not in known:
             if text := removed(name, REMOVED_OPTIONS):
@@ -407,8 +404,8 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class ToolChoice:
     """Tools that a reply may call.
 
-    functions: their descriptions, each with a name. required: the reply is a call. several: it may
-    have more than one.
+    functions: descriptions with names. required: the reply must be a call. several: it may have
+    more than one.
     """
 
     functions: tuple[Mapping[str, Any], ...]
@@ -423,10 +420,9 @@ class RequestOptions:
     Names and defaults are the reference's; stop, tools, tool_choice, parallel_tool_calls, grammar,
     thinker_presence_penalty, thinker_frequency_penalty, ignore_eos, logprobs, top_logprobs,
     literal_text, truncation, chunk_frames, first_chunk, runaway_speech, cache_key, owner and the
-    two timeouts are ours. A field whose default is None takes the checkpoint's value, unless
-    `shown` names another. Limits count tokens, including the one that ends text or
-    speech. As in the reference, the talker token that reaches the limit is never decoded, so N
-    tokens give N - 1 frames.
+    two timeouts are ours. None means the checkpoint's value, unless `shown` names another. Limits
+    count tokens, end token included. As in the reference, the talker token that reaches the limit
+    is not decoded, so N tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -530,25 +526,25 @@ class RequestOptions:
         arguments: type = RequestArguments,
         base: "RequestOptions | None" = None,
     ) -> "RequestOptions":
-        """Make options from keyword arguments. arguments: the class that names the allowed ones.
+        """Make options from keyword arguments. arguments: class with the allowed names.
 
-        base: values of the other options, instead of the defaults. Raises OptionError for another
-        name, or a value out of its range.
+        base: values of the other options, instead of the defaults. Raises OptionError for an
+        unknown name, or a value out of range.
         """
         names = arguments.__annotations__
         _check(given, {one.name: one for one in REQUEST_OPTIONS if one.name in names})
         made = replace(base or RequestOptions(), **given)
         if made.logprobs and made.stop:
             raise OptionError(
-                "logprobs can't be given with stop: where a stop string begins inside of a token, "
-                "the text has tokens that the model did not write. Leave one of them out."
+                "logprobs can't be combined with stop: a stop string that begins inside a token is "
+                "cut off by tokens that the model did not write. Leave one of them out."
             )
         made._check_lengths()
         return made
 
     def _check_lengths(self) -> None:
         if self.top_logprobs and not self.logprobs:
-            raise OptionError("top_logprobs needs logprobs. Give logprobs, too.")
+            raise OptionError("top_logprobs needs logprobs. Set logprobs, too.")
         if not self.goes_on:
             return
         if self.thinker_min_new_tokens > self.thinker_max_new_tokens:
@@ -558,20 +554,19 @@ class RequestOptions:
             )
         if self.grammar is not None or (self.tools and self.tool_choice != "none"):
             raise OptionError(
-                "ignore_eos and thinker_min_new_tokens can't be given with a grammar or tools, "
-                "which say themselves where the text ends. Leave one of them out."
+                "ignore_eos and thinker_min_new_tokens can't be combined with a grammar or tools, "
+                "which determine where the text ends. Leave one of them out."
             )
 
     @property
     def goes_on(self) -> bool:
-        """True where some of the text's tokens must not be one that ends it."""
+        """True if some tokens of the text must not end it."""
         return self.ignore_eos or self.thinker_min_new_tokens > 0
 
     def sampling(self, stage: str, defaults: GenerationDefaults | None = None) -> "SamplingParams":
-        """Return the sampling of the thinker, of the talker's code 0, or the predictor's others.
+        """Return the sampling of a stage: thinker, talker (code 0) or predictor.
 
-        stage: thinker, talker or predictor. defaults: values of the thinker's options that are
-        None, from generation_config.json.
+        defaults: values for the thinker's options that are None, from generation_config.json.
         """
         from qwen3_omni_neuron.engines.sampling import SamplingParams
 
@@ -583,7 +578,7 @@ class RequestOptions:
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as the prompt shows them: none where none may be called, and no `strict`."""
+        """The tools in the prompt: empty if none may be called, and without `strict`."""
         shown = [] if self.tool_choice == "none" else [dict(tool) for tool in self.tools]
         for tool in shown:
             if isinstance(tool.get("function"), Mapping):
@@ -592,7 +587,7 @@ class RequestOptions:
 
     @property
     def choice(self) -> ToolChoice:
-        """The tools that may be called. Raises OptionError for a choice of tools that lack it."""
+        """The tools that may be called. Raises OptionError for a choice that tools lack."""
         if self.tool_choice == "none":
             return ToolChoice((), False, False)
         tools = {}
@@ -609,7 +604,7 @@ class RequestOptions:
             missing = [name for name in names if name not in tools]
             if missing:
                 raise OptionError(
-                    f"tool_choice names {format_value(missing[0])}, and tools has "
+                    f"tool_choice names {format_value(missing[0])}, but tools has "
                     f"{', '.join(map(format_value, tools)) or 'none'}."
                 )
             tools = {name: tools[name] for name in names}
@@ -617,7 +612,7 @@ class RequestOptions:
             required = allowed is None or allowed["mode"] == "required"
             several = several and allowed is not None
         if required and not tools:
-            raise OptionError("tool_choice requires a call, and there are no tools. Give tools.")
+            raise OptionError("tool_choice requires a call, but tools is empty. Set tools.")
         return ToolChoice(tuple(tools.values()), required, several)
 
     def eos_ids(self, config: OmniConfig) -> frozenset[int]:
@@ -628,7 +623,7 @@ class RequestOptions:
         return frozenset((given,) if isinstance(given, int) else given)
 
     def speaker_id(self, config: OmniConfig) -> int:
-        """Return the codec id of the speaker, whose name is matched without case."""
+        """Return the speaker's codec id, by name without case."""
         if config.talker is None:
             raise OptionError("this checkpoint has no talker: it can write text, not speak.")
         speakers = config.talker.speaker_ids

@@ -206,7 +206,7 @@ class Session:
             self._end_clip()
             turn = self._turn
             if turn is None:
-                raise MessageError("there is no turn to end. Append text or audio first.")
+                raise MessageError("no turn to end. Append text or audio first.")
             self._history.append(turn)
             self._turn = None
             return turn
@@ -303,7 +303,7 @@ class Session:
             read = self._conversation(first) if turns is None else joined_turns([first, *turns])
             if not read or read[-1].role not in ("user", "tool"):
                 raise MessageError(
-                    "there is nothing to answer: the conversation does not end with a turn of the "
+                    "nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
                 )
             prompt = self._prompt(read, parsed)
@@ -333,7 +333,7 @@ class Session:
             self._check_open()
             reply = self._reply if reply is None else reply
             if reply is None or not reply.spoken:
-                raise MessageError("there is no reply in speech of which anything could be heard.")
+                raise MessageError("no reply in speech that could have been heard.")
             if not reply.ended:
                 raise MessageError("the reply still streams. Close its stream, then say heard.")
             seconds = real_number(audio_s)
@@ -402,9 +402,7 @@ class Session:
         with self._lock, one_torch_thread():
             self._check_open()
             if self._history or self._turn is not None or self._reply is not None:
-                raise MessageError(
-                    "this session has turns of its own. Restore another one into a new session."
-                )
+                raise MessageError("this session already has turns. Restore into a new session.")
             self._begin(RequestOptions.parse(document["options"]))
             system, unfinished = document["system"], document["unfinished"]
             if system is not None:

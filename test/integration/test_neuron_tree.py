@@ -171,5 +171,7 @@ def test_another_sdk_is_refused(tree, checkpoint, config, tmp_path) -> None:
     raw = json.loads((copy / MANIFEST_FILE).read_text())
     raw["versions"]["neuronx-cc"] = "2.25.1"
     (copy / MANIFEST_FILE).write_text(json.dumps(raw))
-    with pytest.raises(ArtifactError, match=r"compiled with neuronx-cc 2.25.1, and here is"):
+    with pytest.raises(
+        ArtifactError, match=r"compiled with neuronx-cc 2.25.1, but this machine has"
+    ):
         open_tree(copy, checkpoint, config, TARGETS, {})

@@ -57,5 +57,7 @@ def test_a_toy_target_is_compiled_and_loaded_by_its_versions(
         result = toy.generate_audio(QUESTION, **LIMITS)
     assert result.codes.tolist() == omni.generate_audio(QUESTION, **LIMITS).codes.tolist()
     monkeypatch.setitem(TARGETS, "toy", replace(TOY, versions=lambda: {"toy-compiler": "2.0"}))
-    with pytest.raises(ArtifactError, match=r"compiled with toy-compiler 1.0, and here is 2.0"):
+    with pytest.raises(
+        ArtifactError, match=r"compiled with toy-compiler 1.0, but this machine has 2.0"
+    ):
         Qwen3Omni.load(checkpoint, compiled_path=tmp_path)

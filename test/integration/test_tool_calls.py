@@ -228,8 +228,8 @@ def test_a_choice_that_can_not_be_made_is_refused(omni) -> None:
         ({"tool_choice": "always"}, "tool_choice must be auto, none, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice must be"),
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "tool_choice must be"),
-        ({"tool_choice": NAMED | {"function": {"name": "no"}}}, "names 'no', and tools has 'weath"),
-        ({"tool_choice": "required", "tools": []}, "requires a call, and there are no tools"),
+        ({"tool_choice": NAMED | {"function": {"name": "no"}}}, "names 'no', but tools has 'weath"),
+        ({"tool_choice": "required", "tools": []}, "requires a call, but tools is empty"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\] has no function with a name"),
         (
             {"tools": [tool("f", {"properties": {str(n): {} for n in range(501)}})]},

@@ -187,7 +187,7 @@ def test_what_cannot_be_verified_is_refused(capsys) -> None:
         (["--against", str(DATA / "checkpoint" / "config.json")], "can't be read as a reference"),
         (
             ["--model", str(DATA / "checkpoint"), "--compiled", str(DATA / "compiled")],
-            f"{DATA / 'compiled'} was compiled with qwen3-omni-neuron 0.1.0, and here is ",
+            f"{DATA / 'compiled'} was compiled with qwen3-omni-neuron 0.1.0, but this machine has ",
         ),
     ):
         assert cli.main(["verify", "--model", str(SPEAKING_CHECKPOINT), *given]) == 1

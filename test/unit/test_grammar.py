@@ -151,7 +151,7 @@ def test_masks_are_made_while_the_engine_computes(omni, monkeypatch) -> None:
 def test_a_grammar_that_grows_too_complex_ends_its_own_reply_alone(omni) -> None:
     lark = "start: a a a a a\na: a a | /[a-z]/ | b\nb: a b| /[a-z]/ | "
     other = omni.stream_text(HELLO, seed=3, **LIMITS)
-    with pytest.raises(GrammarError, match=r"can't go on within its grammar: .*Simplify"):
+    with pytest.raises(GrammarError, match=r"can't continue within its grammar: .*Simplify"):
         omni.generate_text(HELLO, seed=2, grammar={"lark": lark}, thinker_temperature=5.0, **LIMITS)
     assert isinstance(list(other)[-1], Finished)
     assert omni.status().fault is None

@@ -147,5 +147,5 @@ def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:
 
 
 def test_logprobs_and_stop_are_not_given_together() -> None:
-    with pytest.raises(OptionError, match="logprobs can't be given with stop"):
+    with pytest.raises(OptionError, match="logprobs can't be combined with stop"):
         RequestOptions.parse({"logprobs": True, "stop": ["."]})

@@ -217,19 +217,19 @@ def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni, value) -> None:
 
 def test_respond_and_heard_are_refused_without_a_turn_or_a_reply(omni) -> None:
     with omni.session(**SHORT) as session:
-        with pytest.raises(MessageError, match="there is nothing to answer"):
+        with pytest.raises(MessageError, match="nothing to answer"):
             session.respond()
-        with pytest.raises(MessageError, match="there is no reply in speech"):
+        with pytest.raises(MessageError, match="no reply in speech"):
             session.heard(0)
         session.append_audio(np.zeros(0), 16000)  # nothing is no clip
         session.append_audio(np.zeros((0, 2)), 8000)
-        with pytest.raises(MessageError, match="there is nothing to answer"):
+        with pytest.raises(MessageError, match="nothing to answer"):
             session.respond()
         session.append("Hello")
         last(session.respond(speak=False))
-        with pytest.raises(MessageError, match="there is nothing to answer"):
+        with pytest.raises(MessageError, match="nothing to answer"):
             session.respond()
-        with pytest.raises(MessageError, match="there is no reply in speech"):
+        with pytest.raises(MessageError, match="no reply in speech"):
             session.heard(0)
 
 

@@ -180,7 +180,7 @@ def test_when_a_session_can_not_be_saved_or_restored(omni, tmp_path, slow_steps)
         stream.close()
         assert not file.exists()
         session.save(file)
-        with pytest.raises(MessageError, match="has turns of its own"):
+        with pytest.raises(MessageError, match="already has turns"):
             session.restore(session.document())
     earlier = file.read_bytes()
     session.save(file)  # closed, and as it was

@@ -100,7 +100,7 @@ def test_a_tree_of_other_compiler_flags_is_refused(checkpoint, config, tmp_path)
     plan = make_plan(checkpoint, config, TORCHNEURON.limits)
     other = versions | {"NEURON_CC_FLAGS": "--auto-cast=all"}
     write_manifest(tmp_path, Manifest(fingerprint(checkpoint), plan.settings, other, {}))
-    said = r"compiled with NEURON_CC_FLAGS --auto-cast=all, and here is --model.*Compile again: "
+    said = "compiled with NEURON_CC_FLAGS --auto-cast=all, but this machine has --model.*again: "
     with pytest.raises(ArtifactError, match=said):
         open_tree(tmp_path, checkpoint, config, {"torchneuron": TORCHNEURON}, {})
 

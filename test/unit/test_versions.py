@@ -84,7 +84,7 @@ def test_another_version_of_torchneuron_is_named(monkeypatch, caplog) -> None:
     monkeypatch.setattr(versions, "installed_version", here.get)
     versions.require_torchneuron()
     (record,) = caplog.records
-    said = "the Neuron SDK 2.33, and here is torch-neuronx 2.12.1.0 (supported: 2.13.3.*, 2.14.3.*)"
+    said = "the Neuron SDK 2.33, but found torch-neuronx 2.12.1.0 (supported: 2.13.3.*, 2.14.3.*)"
     assert said in record.getMessage()
     caplog.clear()
     here["torch-neuronx"] = "2.13.3.0"

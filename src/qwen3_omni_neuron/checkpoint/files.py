@@ -326,7 +326,7 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
                 _add_shard(folder / shard, digest)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder} can't be fingerprinted: {error}. Is it a whole checkpoint, with "
+            f"{folder} can't be fingerprinted: {error}. Is it a complete checkpoint, with "
             "config.json and every shard? Download what is missing."
         ) from error
     if adapters:

@@ -237,9 +237,9 @@ def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
     fitting = {min(size or into, into) for size in named if -(-into // (size or into)) == groups}
     if len(fitting) != 1:
         sizes = ", ".join(str(size or "all inputs") for size in named) or "nothing"
-        which = "several of which fit" if fitting else "which does not fit"
+        which = "more than one fits" if fitting else "none fits"
         raise m.refused(
-            f"{into} inputs are in {groups} groups, and the settings have group_size {sizes}, "
+            f"{into} inputs are in {groups} groups, and the settings have group_size {sizes}: "
             f"{which}"
         )
     return fitting.pop()

@@ -164,7 +164,7 @@ def _run_verb(
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
-        said = with_flags(str(error), parsed.verb, parsed.given_files)
+        said = with_flags(str(error), parsed.verb, parsed.named_files)
         print(f"{PROGRAM}: {said}", file=sys.stderr)
         return ExitStatus.FAILED
     except KeyboardInterrupt:
@@ -191,7 +191,7 @@ def make_parser(
         made = verbs.add_parser(
             name, help=help_, usage=usage, formatter_class=RawDescriptionHelpFormatter
         )
-        made.set_defaults(verb=made, given_files=())
+        made.set_defaults(verb=made, named_files=())
         if verb in (None, name):
             getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(made)
             if adapt is not None:

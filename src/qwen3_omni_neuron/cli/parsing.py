@@ -30,7 +30,7 @@ def refuse_unknown(verb: ArgumentParser, arguments: Sequence[str]) -> NoReturn:
     verb.error(f"unknown argument{several}: {' '.join(arguments)}.{did_you_mean(flag, known)}")
 
 
-class GivenFile(NamedTuple):
+class NamedFile(NamedTuple):
     """File of a command line: its place in messages, its path, and it with its flag.
 
     place: such as "messages[0].content[1]", where a message about the file begins.
@@ -41,7 +41,7 @@ class GivenFile(NamedTuple):
     shown: str
 
 
-def with_flags(message: str, verb: ArgumentParser, files: Iterable[GivenFile] = ()) -> str:
+def with_flags(message: str, verb: ArgumentParser, files: Iterable[NamedFile] = ()) -> str:
     """Return a message with options and files named by a verb's flags."""
     for file in files:
         if re.match(re.escape(file.place) + r"(?!\w)", message):

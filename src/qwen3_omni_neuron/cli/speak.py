@@ -20,7 +20,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, GivenFile, add_examples, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, NamedFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions, SpeechArguments
 
@@ -138,7 +138,7 @@ def _add_options(groups: _Groups, names: Collection[str]) -> None:
 def _speak(parsed: argparse.Namespace) -> int:
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
-    options = _given_options(parsed)
+    options = _flag_options(parsed)
     RequestOptions.parse(options)
     content: list[dict[str, Any]] = [{"type": kind, kind: file} for kind, file in parsed.media]
     if parsed.text:
@@ -146,17 +146,17 @@ def _speak(parsed: argparse.Namespace) -> int:
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if parsed.system:
         messages.insert(0, {"role": "system", "content": parsed.system})
-    parsed.given_files = [
-        GivenFile(f"messages[{len(messages) - 1}].content[{index}]", file, f"--{kind} {file}")
+    parsed.named_files = [
+        NamedFile(f"messages[{len(messages) - 1}].content[{index}]", file, f"--{kind} {file}")
         for index, (kind, file) in enumerate(parsed.media)
     ]
-    for (kind, file), given in zip(parsed.media, parsed.given_files, strict=True):
+    for (kind, file), given in zip(parsed.media, parsed.named_files, strict=True):
         _check_medium(kind, file, given.place)
     return _write_speech(parsed, lambda omni: omni.stream(messages, **options))
 
 
 def _say(parsed: argparse.Namespace) -> int:
-    options = _given_options(parsed)
+    options = _flag_options(parsed)
     RequestOptions.parse(options, SpeechArguments)
     text = sys.stdin.read() if parsed.text == STDIN else parsed.text
     return _write_speech(parsed, lambda omni: omni.stream_speech(text, **options), shows_text=False)
@@ -172,7 +172,7 @@ def _check_medium(kind: str, file: str, where: str) -> None:
         read_format(file, where, "image" if kind == "image" else "video")
 
 
-def _given_options(parsed: argparse.Namespace) -> dict[str, Any]:
+def _flag_options(parsed: argparse.Namespace) -> dict[str, Any]:
     given = {option.name: getattr(parsed, option.name, None) for option in REQUEST_OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -204,7 +204,7 @@ def _write_speech(
         written = text if shows_text and not parsed.json else None
         result = _write_events(start(omni), write_audio, written)
     limits = _limits(result)
-    warnings = [with_flags(line, parsed.verb, parsed.given_files) for line in result.warnings]
+    warnings = [with_flags(line, parsed.verb, parsed.named_files) for line in result.warnings]
     for line in (*warnings, *limits):
         print(f"{PROGRAM}: {line}", file=sys.stderr)
     if parsed.json:

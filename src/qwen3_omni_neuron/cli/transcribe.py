@@ -15,7 +15,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, GivenFile, add_examples, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, NamedFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 
@@ -84,7 +84,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
                 if outcome.finish_reason == "length":
                     cut = True
                     remarks.append(_CUT_TEXT)
-            files = [GivenFile("audio", str(outcome.file), "audio")]
+            files = [NamedFile("audio", str(outcome.file), "audio")]
             for remark in remarks:
                 said = with_flags(remark, parsed.verb, files).removeprefix("audio: ")
                 tqdm.write(f"{PROGRAM}: {outcome.file}: {said}", file=sys.stderr)

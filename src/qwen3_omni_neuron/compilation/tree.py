@@ -90,7 +90,7 @@ def manifest_of(
     for name, version in targets[target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:
             raise ArtifactError(
-                f"{folder} was compiled with {name} {theirs}, and here is {version}. {again}"
+                f"{folder} was compiled with {name} {theirs}, but this machine has {version}. {again}"
             )
     try:
         check_files(folder, manifest)

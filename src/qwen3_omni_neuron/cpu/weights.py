@@ -119,7 +119,7 @@ def load_compiled_models(
     if "embedding" in parts:
         given = {"embedding": parts["embedding"]}, forms, widened
         # The thinker maps its pages: here they would count twice.
-        _fill(tree / "thinker", *given, alone="thinker.embedding.")
+        _fill(tree / "thinker", *given, prefix="thinker.embedding.")
     return models
 
 
@@ -238,18 +238,18 @@ def _fill(
     parts: Mapping[str, Part],
     forms: Forms,
     widened: bool,
-    alone: str = "",
+    prefix: str = "",
 ) -> list[Tensor]:
     """Fill parts' modules from a model's folder. Returns the tensors used.
 
-    widened: float32, for torch. alone: prefix of these parameters' names, instead of the part's
+    widened: float32, for torch. prefix: prefix of these parameters' names, instead of the part's
     name.
     """
-    expected = _file_layout(parts, forms, alone)
-    plain = _file_layout(parts, forms, alone, plain=True)
+    expected = _file_layout(parts, forms, prefix)
+    plain = _file_layout(parts, forms, prefix, plain=True)
     stored = _map_weights(folder)
     different = sorted(expected.keys() - stored.keys())
-    different = different or ([] if alone else sorted(stored.keys() - expected.keys()))
+    different = different or ([] if prefix else sorted(stored.keys() - expected.keys()))
     if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
@@ -268,7 +268,7 @@ def _fill(
     in_use: list[Tensor] = []
     for name, part in parts.items():
         for target, form in forms[name].items():
-            tensors = {k: tensor_of((alone or f"{name}.") + k) for k in form.layout(target)}
+            tensors = {k: tensor_of((prefix or f"{name}.") + k) for k in form.layout(target)}
             _put(part.module, target, form, tensors, widened)
             in_use += tensors.values()
     return in_use
@@ -323,14 +323,14 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
 
 
 def _file_layout(
-    parts: Iterable[str], forms: Forms, alone: str = "", plain: bool = False
+    parts: Iterable[str], forms: Forms, prefix: str = "", plain: bool = False
 ) -> Layout:
     """Return shape and dtype of some parts' tensors by name, as in their file.
 
     plain: without compact forms.
     """
     return {
-        (alone or f"{name}.") + kept: expected
+        (prefix or f"{name}.") + kept: expected
         for name in parts
         for target, form in forms[name].items()
         for kept, expected in (form.plain if plain else form).layout(target).items()

@@ -149,8 +149,8 @@ class SpeechResult(ShortRepr):
     def _check_speech(self, verb: str) -> None:
         if not len(self.audio):
             raise OutputError(
-                f"there is no speech to {verb}: the reply is text alone, because speech was not "
-                "asked for or the text is empty. Ask with generate_audio, stream or say."
+                f"the reply has no speech to {verb}: speech was not requested, or the text is "
+                "empty. Ask with generate_audio, stream or say."
             )
 
 

@@ -1,6 +1,6 @@
 """Small single-threaded process that has loaded its children's modules, and forks them.
 
-It forks a child for each order, kills one whose report the pool no longer awaits, and reports how
+It forks a child on request, kills one whose report the pool no longer awaits, and reports how
 each ended. Only it reaps them, so that a process id still means the same child when it kills it.
 When the pool disconnects, it ends its children and then itself.
 """
@@ -24,10 +24,10 @@ from qwen3_omni_neuron.engines.process.child import MOST_OUTPUT_BYTES, take_sign
 from qwen3_omni_neuron.errors import InputError
 from qwen3_omni_neuron.helpers import wire
 
-Run = Callable[[wire.Line, int], object]
+Run = Callable[[wire.Channel, int], object]
 """A child's function of its connection, and its result's file descriptor."""
-ORDER = struct.Struct("<QQ")
-"""Order of a fork: bytes and CPU seconds of the child.
+FORK_REQUEST = struct.Struct("<QQ")
+"""Fork request: bytes and CPU seconds of the child.
 
 Three files come with it: the child's end of its connection, its result, and the report.
 """
@@ -61,7 +61,7 @@ def serve(
 
 
 class _ForkServer:
-    """Loop that executes orders and reports the ends of children."""
+    """Loop that serves fork requests and reports the ends of children."""
 
     def __init__(self, control: socket.socket, parent: int, run: Run, niceness: int):
         self._control, self._parent = control, parent
@@ -94,11 +94,11 @@ class _ForkServer:
         self._end()
 
     def _fork(self) -> bool:
-        """Execute the next order. Returns False at the connection's end."""
-        order, files, _, _ = socket.recv_fds(self._control, ORDER.size, _FILES)
+        """Serve the next request. Returns False at the connection's end."""
+        order, files, _, _ = socket.recv_fds(self._control, FORK_REQUEST.size, _FILES)
         if not order:
             return False
-        limits, (*own, last) = ORDER.unpack(order), files
+        limits, (*own, last) = FORK_REQUEST.unpack(order), files
         report = socket.socket(fileno=last)
         try:
             pid = os.fork()
@@ -130,11 +130,11 @@ class _ForkServer:
                 own.close()
             os.nice(self._niceness)
             limit(memory_bytes, cpu_s)
-            line = wire.Line(socket.socket(fileno=connection))
+            channel = wire.Channel(socket.socket(fileno=connection))
             try:
-                self._run(line, result)
+                self._run(channel, result)
             except InputError as error:
-                line.send(wire.ERROR, text=f"{type(error).__name__}\n{error}")
+                channel.send(wire.ERROR, text=f"{type(error).__name__}\n{error}")
             status = 0
         except MemoryError:
             status = OUT_OF_MEMORY

@@ -23,7 +23,7 @@ from qwen3_omni_neuron.helpers.grammar_end import Closer
 NICENESS = 19  # masks are computed in pauses of the engines' threads
 SETUP = struct.Struct("<II")
 """Head of the fork server's file: number of logits, token that ends a turn; then JSON."""
-ORDER = struct.Struct("<BII")
+OPERATION = struct.Struct("<BII")
 """BEGIN or STEP, number of tokens up to the reply's limit, and of int32 tokens that follow.
 
 Each is answered once, in order: with its processor time, and with 1 once the limit has closed it.
@@ -81,7 +81,7 @@ def words_of(vocab_size: int) -> int:
 
 
 def run(
-    tokenizer: Any, closer: Closer, vocab_size: int, end_id: int, line: wire.Line, result: int
+    tokenizer: Any, closer: Closer, vocab_size: int, end_id: int, channel: wire.Channel, result: int
 ) -> None:
     """Compile a grammar and follow its reply until the pool disconnects.
 
@@ -94,22 +94,22 @@ def run(
     matcher = Matcher(tokenizer, closer, end_id, rows)
     try:
         matcher.compile([{"name": "reply", "json_schema": {"type": "object"}}], [])  # warms up
-        rules, _ = line.job()
+        rules, _ = channel.job()
         given = json.loads(rules)
         before = _resident_bytes()
         matcher.compile(given["rules"], given["else"])
-        line.send(wire.COMPILED, max(0, _resident_bytes() - before))
+        channel.send(wire.COMPILED, max(0, _resident_bytes() - before))
         # From now on only its own reply waits for it, and has time for all its masks.
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
         while True:
-            operation, left, count = ORDER.unpack(line.receive(ORDER.size))
-            tokens = struct.unpack(f"<{count}i", line.receive(4 * count))
+            operation, left, count = OPERATION.unpack(channel.receive(OPERATION.size))
+            tokens = struct.unpack(f"<{count}i", channel.receive(4 * count))
             begun_s = time.process_time()
             if operation == BEGIN:
                 matcher.begin()
             kind = wire.MASK if matcher.step(tokens, left) else wire.ENDED
-            line.send(kind, time.process_time() - begun_s, closer.closed)
+            channel.send(kind, time.process_time() - begun_s, closer.closed)
     except EOFError:
         return
     except (OptionError, MemoryError):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.engines.process.fork import finalize
 from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, printable
 from qwen3_omni_neuron.helpers import wire
-from qwen3_omni_neuron.helpers.grammar_work import BEGIN, ORDER, SETUP, STEP, words_of
+from qwen3_omni_neuron.helpers.grammar_work import BEGIN, OPERATION, SETUP, STEP, words_of
 from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limits, Pool
 
 FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
@@ -30,7 +30,7 @@ LATE_CPU_S = 0.25  # CPU time of the masks that steps did not wait for, in one r
 STUCK_S = 10.0  # time for a mask
 CLOSE_S = 2.0
 MOST_TEXT = 400  # characters of a reason
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Mask = NDArray[np.uint32]
 Admit = Callable[[int], object]
 """Callback that gets the bytes of a grammar, and raises if they don't fit."""
@@ -108,7 +108,7 @@ class CompiledGrammar:
     def _ask(self, operation: int, token_ids: Sequence[int], left: int) -> None:
         self._asked += 1
         count = len(token_ids)
-        self._out += ORDER.pack(operation, left, count) + struct.pack(f"<{count}i", *token_ids)
+        self._out += OPERATION.pack(operation, left, count) + struct.pack(f"<{count}i", *token_ids)
 
     def _flush(self) -> None:
         with suppress(OSError):  # it is full, or has ended
@@ -196,10 +196,10 @@ class GrammarPool:
     def compile(
         self,
         rules: Mapping[str, Any],
-        make: Callable[[CompiledGrammar], Made],
+        make: Callable[[CompiledGrammar], Result],
         owner: str = "",
         admit: Admit = admit_all,
-    ) -> "Future[Made]":
+    ) -> "Future[Result]":
         """Compile a grammar and try its first mask. Cancelling the future ends the work.
 
         rules: "rules", grammars in llguidance's format or {"name", "regex"}, and "else", pairs of a
@@ -245,8 +245,8 @@ class GrammarPool:
     # The following run in the loop's thread.
 
     async def _compile(
-        self, rules: bytes, make: Callable[[CompiledGrammar], Made], owner: str, admit: Admit
-    ) -> Made:
+        self, rules: bytes, make: Callable[[CompiledGrammar], Result], owner: str, admit: Admit
+    ) -> Result:
         pool, size = self._pool, 8 * self._words
         try:
             async with pool.places.place(owner, COMPILE_S), pool.child(rules, size) as child:

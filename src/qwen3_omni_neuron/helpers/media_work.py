@@ -45,7 +45,7 @@ def prepare(setup: int) -> Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class DecodedData:
     """Decoded data of an item.
 
     pixels: uint8 [frames, height, width, 3]. samples: float32. fps: frame rate of a video. fitted:
@@ -60,19 +60,19 @@ class Made:
     warnings: tuple[str, ...] = ()
 
 
-def run(line: wire.Line, result: int) -> None:
+def run(channel: wire.Channel, result: int) -> None:
     """Decode one item. See helpers.media.DecodingPool.decode.
 
     result: descriptor of the file for the decoded data. Raises InputError and MemoryError.
     """
-    head, content = line.job()
+    head, content = channel.job()
     item: Job = pickle.loads(head)
     if isinstance(item.content, bytes):
         item = replace(item, content=content)
 
     def ask(measured: Measured) -> None:
-        line.send(wire.MEASURED, measured.seconds, measured.pixels, measured.size)
-        line.receive(len(wire.GO))
+        channel.send(wire.MEASURED, measured.seconds, measured.pixels, measured.size)
+        channel.receive(len(wire.GO))
 
     try:
         made = decode(item, ask)
@@ -83,15 +83,15 @@ def run(line: wire.Line, result: int) -> None:
     sides = (0, 0, 0) if made.pixels is None else made.pixels.shape[:3]
     samples = 0 if made.samples is None else len(made.samples)
     warnings = "\n".join(warning.replace("\n", " ") for warning in made.warnings)
-    line.send(wire.HOLDS, *sides, samples, made.fps, made.fitted, text=warnings)
-    line.receive(len(wire.GO))
+    channel.send(wire.HOLDS, *sides, samples, made.fps, made.fitted, text=warnings)
+    channel.receive(len(wire.GO))
     parts = [part for part in (made.pixels, made.samples) if part is not None]
     with mmap.mmap(result, sum(part.nbytes for part in parts)) as memory:
         for part in parts:
             memory.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
 
 
-def decode(job: Job, ask: Ask) -> Made:
+def decode(job: Job, ask: Ask) -> DecodedData:
     """Decode an item. Raises InputError if it can't be decoded or is too large."""
     if not isinstance(job.content, bytes):
         return _pictures(job, job.content, ask)
@@ -113,13 +113,13 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask, warn: Warn) -> Wavef
     return load_waveform(item, rate, job.where, holds_s, check, warn)
 
 
-def _audio(job: Job, ask: Ask) -> Made:
+def _audio(job: Job, ask: Ask) -> DecodedData:
     warnings: list[str] = []
     samples = read_audio(job, job.item, ask, warnings.append)
-    return Made(samples=samples, warnings=tuple(warnings))
+    return DecodedData(samples=samples, warnings=tuple(warnings))
 
 
-def _image(job: Job, ask: Ask) -> Made:
+def _image(job: Job, ask: Ask) -> DecodedData:
     def check(height: int, width: int) -> None:
         size, _ = _kept_size(job, height, width)
         ask(Measured(0.0, height * width, 3 * math.prod(size)))
@@ -128,10 +128,10 @@ def _image(job: Job, ask: Ask) -> Made:
     picture = load_image(job.item, job.where, check, warnings.append)
     size, fitted = _kept_size(job, picture.height, picture.width)
     pixels = resize(picture, size) if fitted else np.asarray(picture)
-    return Made(pixels[None], fitted=fitted, warnings=tuple(warnings))
+    return DecodedData(pixels[None], fitted=fitted, warnings=tuple(warnings))
 
 
-def _video(job: Job, ask: Ask) -> Made:
+def _video(job: Job, ask: Ask) -> DecodedData:
     audio_rate = job.media.audio_rate if job.use_audio_in_video else None
     frames, fitted, warnings = 0, True, list[str]()
 
@@ -160,10 +160,10 @@ def _video(job: Job, ask: Ask) -> Made:
         threads=1,
         warn=warnings.append,
     )
-    return Made(video.frames, video.audio, video.fps, fitted, tuple(warnings))
+    return DecodedData(video.frames, video.audio, video.fps, fitted, tuple(warnings))
 
 
-def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
+def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> DecodedData:
     fps, frames = job.item["fps"], len(files)
     height = width = 0
     shown, fitted, pixels = (0, 0), True, np.empty(0, np.uint8)
@@ -184,7 +184,7 @@ def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> Made:
                 f"{picture.height} pixels. Make them one size."
             )
         pixels[at] = resize(picture, shown)
-    return Made(pixels, None, fps, fitted)
+    return DecodedData(pixels, None, fps, fitted)
 
 
 def _kept_size(

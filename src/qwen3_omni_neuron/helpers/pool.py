@@ -25,7 +25,7 @@ from qwen3_omni_neuron.engines.process.child import (
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.helpers import wire
 from qwen3_omni_neuron.helpers.fair_places import FairPlaces
-from qwen3_omni_neuron.helpers.fork_server import NO_FORK, ORDER, OUT_OF_MEMORY, REPORT
+from qwen3_omni_neuron.helpers.fork_server import FORK_REQUEST, NO_FORK, OUT_OF_MEMORY, REPORT
 
 logger = logging.getLogger(__name__)
 END_S = 1.0  # grace period of a process
@@ -305,7 +305,7 @@ class _ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None if it accepts no orders."""
+        """Its process id, None if it accepts no requests."""
         ended = self._socket.fileno() < 0 or self._process.poll() is not None
         return None if ended else self._process.pid
 
@@ -315,9 +315,9 @@ class _ForkServer:
             raise OSError("the process that starts it has ended")
 
     def fork(self, limits: Limits, files: Sequence[int]) -> None:
-        """Order the fork of a child with these descriptors; see `Child.exited`."""
+        """Request the fork of a child with these descriptors; see `Child.exited`."""
         with contextlib.suppress(OSError):  # it has ended
-            order = ORDER.pack(limits.memory_bytes, limits.cpu_s)
+            order = FORK_REQUEST.pack(limits.memory_bytes, limits.cpu_s)
             socket.send_fds(self._socket, [order], files)
 
     def end(self) -> None:

@@ -26,7 +26,7 @@ MOST_CHARACTERS = 2000  # of a displayed text
 JOB = struct.Struct("<QQ")
 """Head of a job: sizes of the two parts that follow."""
 GO = b"g"
-"""Order to continue."""
+"""Permission to continue."""
 MEASURED, HOLDS = b"m", b"h"
 """A decoder's answers, see helpers.media."""
 COMPILED, MASK, ENDED = b"c", b"k", b"n"
@@ -85,7 +85,7 @@ def next_answer(data: bytearray) -> Answer | None:
     return Answer(kind, tuple(numbers), text)
 
 
-class Line:
+class Channel:
     """A child's end of its connection. The child ends when the pool disconnects."""
 
     def __init__(self, connection: socket.socket):

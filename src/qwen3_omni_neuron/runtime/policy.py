@@ -77,13 +77,13 @@ class SchedulingPolicy:
         nearest = min(self._row_s, key=lambda known: (abs(known - digits), known))
         return rows * self._row_s[nearest]
 
-    def chunk_rows(self, live: LiveRequest, rows: int, alone: bool, now: float) -> int:
-        """Return the rows of a prompt for one call. alone: no other task in its stage."""
+    def chunk_rows(self, live: LiveRequest, rows: int, only_task: bool, now: float) -> int:
+        """Return the rows of a prompt for one call. only_task: no other task in its stage."""
         ended_s = (at_s for owner, at_s in self._ended_s.items() if owner != live.owner)
         if any(at_s > now - RECENT_S for at_s in ended_s) or self._others(live):
             most_s = SHARED_CHUNK_S
         else:
-            most_s = math.inf if alone else PREFILL_CHUNK_S
+            most_s = math.inf if only_task else PREFILL_CHUNK_S
         while rows > LEAST_CHUNK_ROWS and self.expected_s(rows) > most_s:
             rows = -(-rows // 2)
         return rows

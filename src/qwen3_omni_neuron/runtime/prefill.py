@@ -144,8 +144,8 @@ class PrefillStage(Stage[AnyPrompt]):
             return min(rows, AHEAD_ROWS)
         if task.keys is None or not self._may_be_cut(task):
             return rows
-        alone = len(self._tasks) == 1
-        return self._policy.chunk_rows(task.live, rows, alone, self._clock.now())
+        only_task = len(self._tasks) == 1
+        return self._policy.chunk_rows(task.live, rows, only_task, self._clock.now())
 
     def _in_pause(self, ahead: Sequence[AnyPrompt]) -> list[AnyPrompt]:
         return [task for task in ahead[:1] if self._policy.is_pause(self._chunk_rows(task))]

@@ -119,7 +119,7 @@ class Stage(ABC, Generic[AnyTask]):
     def fail(self, error: Qwen3OmniError) -> None:
         """Set the fault, and end the requests. Only the first call before `close` counts."""
         if self.fault is None and not self._closing:
-            logger.error("the %s stage can't go on: %s", self.name, error)
+            logger.error("the %s stage has failed: %s", self.name, error)
             self.fault = error
             for task in self._tasks:
                 task.live.end(error)
