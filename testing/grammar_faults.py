@@ -33,15 +33,15 @@ class FaultyMatcher(grammar_work.Matcher):
         fault = next((f for f in FAULTS if begin.startswith(f)), None)
         if fault is None or self._count < 2:
             return goes_on
-        line: Any = sys._getframe(1).f_locals["line"]
+        channel: Any = sys._getframe(1).f_locals["channel"]
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         elif fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault == "twice":
-            line._connection.sendall(2 * wire.packed(wire.MASK, 0.0))
+            channel._connection.sendall(2 * wire.packed(wire.MASK, 0.0))
         elif fault == "deaf":
-            line._connection.shutdown(socket.SHUT_RDWR)
+            channel._connection.shutdown(socket.SHUT_RDWR)
             time.sleep(600)
         else:
             end_s = time.process_time() + 0.1
