@@ -196,11 +196,11 @@ class Qwen3Omni:
         )
 
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
-        """Speak a given text: the collected `stream_speech`."""
+        """Speak a text: the collected `stream_speech`."""
         return _collect(self.stream_speech(text, **options))
 
     def stream_speech(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechStream:
-        """Speak a given text, event by event, as a reply that is already written.
+        """Speak a text, event by event.
 
         The talker reads an empty user turn, then the text. A long text is cut at sentence ends into
         pieces (prompt.pieces), spoken one after another in one slot, with the seed increased by 1
@@ -300,7 +300,7 @@ class Qwen3Omni:
         messages: Conversation = (),
         **options: "Unpack[RequestArguments]",
     ) -> Session:
-        """Begin a conversation of several turns, which accepts speech as it arrives.
+        """Begin a conversation that accepts speech as it arrives.
 
         system: content of a system message. messages: the earlier conversation. options: of
         replies, unless `Session.respond` overrides them.
@@ -422,15 +422,15 @@ class Qwen3Omni:
                 raise PromptTooLongError(
                     f"the text has {tokens} tokens or more without white space or punctuation "
                     f"between them, and the talker can speak at most {most} at a time: its KV "
-                    f"cache has {self._talker_context_length} positions, {rows} of which its "
-                    "prompt needs. Divide the text, or load with a larger context_length."
+                    f"cache has {self._talker_context_length} positions, {rows} of them for "
+                    "its prompt. Divide the text, or load with a larger context_length."
                 )
             pieces.append(WrittenReply(tuple(token_ids), before))
             before = " " if piece[-1].isspace() else ""
         return pieces
 
     def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
-        """Return the token ids of a text to be spoken, and their number or a lower bound."""
+        """Return the token ids of a text to speak, and their number or a lower bound."""
         words = " ".join(text.split())
         least = self.prompt_builder.least_tokens(words)
         token_ids = self.prompt_builder.encode_words(words, most) if least <= most else []
@@ -444,8 +444,8 @@ class Qwen3Omni:
             self._check_speech(options)
         if options.goes_on and len(options.eos_ids(self._config)) >= self._vocab_size:
             raise OptionError(
-                "every token ends the text by thinker_eos_token_id, and none may, by ignore_eos or "
-                "thinker_min_new_tokens. Leave one of them out."
+                "thinker_eos_token_id lists every token, and ignore_eos or thinker_min_new_tokens "
+                "forbids them all. Leave one of them out."
             )
         if options.seed is None:
             options = replace(options, seed=secrets.randbits(32))
@@ -471,16 +471,16 @@ class Qwen3Omni:
             asked = min(options.predictor_top_k or codes, codes)
             if asked > most:
                 raise OptionError(
-                    f"predictor_top_k is {options.predictor_top_k}, which is {asked} codes, and "
-                    f"the code predictor was compiled for at most {most}. Ask for 1 to {most}, or "
-                    f"compile with predictor_top_k {asked}."
+                    f"predictor_top_k is {options.predictor_top_k} ({asked} codes), but the code "
+                    f"predictor was compiled for at most {most}. Set 1 to {most}, or compile with "
+                    f"predictor_top_k {asked}."
                 )
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens and the KV cache {self._context_length} "
-                "positions, one of which the reply needs. Shorten the conversation, lower "
+                f"the prompt has {len(prompt)} tokens, but the KV cache has {self._context_length} "
+                "positions, one of them for the reply. Shorten the conversation, lower "
                 "max_pixels of its images, let `truncation` drop its oldest turns, or load with a "
                 "larger context_length (this checkpoint: up to "
                 f"{self._config.thinker.text.max_positions})."
@@ -490,7 +490,7 @@ class Qwen3Omni:
 def generate_audio(
     messages: Conversation, model_path: str | Path, **options: "Unpack[GenerateArguments]"
 ) -> SpeechResult:
-    """Load a checkpoint, answer one conversation in text and speech, and close it.
+    """Load a checkpoint, answer one conversation in text and speech, and close the model.
 
     options: options of `Qwen3Omni.load` and of a request.
     """
@@ -504,7 +504,7 @@ def generate_audio(
 
 
 def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None = None) -> None:
-    """Close a pipeline, and return the memory that malloc kept from it to the system."""
+    """Close a pipeline, and return malloc's free memory to the system."""
     grammars.close()
     pipeline.close(join_timeout_s)
     give_back()

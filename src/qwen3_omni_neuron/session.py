@@ -335,12 +335,12 @@ class Session:
             if reply is None or not reply.spoken:
                 raise MessageError("no reply in speech that could have been heard.")
             if not reply.ended:
-                raise MessageError("the reply still streams. Close its stream, then say heard.")
+                raise MessageError("the reply still streams. Close its stream, then call heard.")
             seconds = real_number(audio_s)
             if seconds is None or not 0 <= seconds <= reply.audio_s + ROUNDING_S:
                 raise OptionError(
-                    f"audio_s must be from 0 to {reply.audio_s:.3f}, the seconds of audio that the "
-                    f"reply's stream has given, got {format_value(audio_s)}."
+                    f"audio_s must be from 0 to {reply.audio_s:.3f}, the reply's audio so "
+                    f"far, got {format_value(audio_s)}."
                 )
             reply.heard_s = seconds
 
@@ -424,7 +424,7 @@ class Session:
     def __repr__(self) -> str:
         number = len(self._history)
         states = ["1 turn" if number == 1 else f"{number} turns"]
-        states += ["a turn of the user's that is not answered"] if self._turn else []
+        states += ["an unanswered turn of the user"] if self._turn else []
         states += ["a reply streams"] if self._streaming() else []
         states += ["closed"] if self._closed else []
         return f"<Session: {', '.join(states)}>"
@@ -455,7 +455,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this session was closed. Begin another; its messages can go along.")
+            raise ClosedError("this session was closed. Begin another one with its messages.")
 
     def _check_fixed(self, parsed: RequestOptions) -> None:
         for name, ours in (
@@ -465,7 +465,7 @@ class Session:
             if getattr(parsed, name) != ours:
                 raise OptionError(
                     f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
-                    "Give it to the session."
+                    "Set it for the session."
                 )
 
     def _streaming(self) -> bool:

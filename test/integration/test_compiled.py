@@ -220,8 +220,8 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "version": (
         edit_manifest(lambda m: m["versions"].update({"qwen3-omni-neuron": "0.0.9"})),
-        f"compiled with qwen3-omni-neuron 0.0.9, but this machine has {PACKAGE_VERSION}. Compile again: "
-        "qwen3-omni-neuron compile --model .* --patch-buckets 64,128",
+        f"compiled with qwen3-omni-neuron 0.0.9, but this machine has {PACKAGE_VERSION}. "
+        "Compile again: qwen3-omni-neuron compile --model .* --patch-buckets 64,128",
     ),
     "a file": (lambda t: (t / WEIGHTS).unlink(), f"{WEIGHTS} is missing.*Compile again"),
     "its end": (lambda t: os.truncate(t / WEIGHTS, 999), f"{WEIGHTS} has 999 bytes instead of"),

@@ -108,7 +108,7 @@ def test_content_can_be_appended_while_a_reply_streams(omni) -> None:
         session.append("Wait!")
         with pytest.raises(MessageError, match="the last reply still streams"):
             session.respond()
-        with pytest.raises(MessageError, match="Close its stream, then say heard"):
+        with pytest.raises(MessageError, match="Close its stream, then call heard"):
             session.heard(0)
         stream.close()
         assert [m["role"] for m in session.messages] == ["user", "user"]
