@@ -127,7 +127,7 @@ def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first() -> None:
         ([make_live(talks=False)], False),
     ):
         rules = policy(True, *running)
-        assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+        assert (rules.prefill_delay_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
 
 
 def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores() -> None:
@@ -139,9 +139,9 @@ def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores() -> None
         (starter(), True),
     ):
         rules = policy(False, live)
-        assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+        assert (rules.prefill_delay_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
         live.text.close()
-        assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
+        assert rules.prefill_delay_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter() -> None:
         (listener(0.0), None),
     ):
         running = [LASTS] + ([other] if other else [])
-        held = policy(True, *running).held_speech_s(running, 0.0)
+        held = policy(True, *running).delayed_speech_s(running, 0.0)
         assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
-        assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
+        assert policy(False, *running).delayed_speech_s(running, 0.0) == {}, "cores of its own"
 
 
 def test_talker_and_vocoder_are_the_starters_alone(simulate) -> None:
@@ -278,9 +278,9 @@ def test_an_owners_prefill_takes_half_of_the_time_of_another_ones_text() -> None
         if ended_s is not None:
             rules.ended(other, ended_s)
         assert rules.chunk_rows(mine, 4000, alone, 5.0) == rows
-        held_s = [rules.prefill_hold_s(live, 10, math.inf, 5.04) for live in (mine, other)]
+        held_s = [rules.prefill_delay_s(live, 10, math.inf, 5.04) for live in (mine, other)]
         assert held_s == pytest.approx([0.06 * (other in running), 0.0])
-        assert not rules.prefill_hold_s(mine, 10, -math.inf, 5.1)
+        assert not rules.prefill_delay_s(mine, 10, -math.inf, 5.1)
 
 
 def test_a_request_of_an_owner_without_a_slot_is_the_next_to_get_one(simulate) -> None:

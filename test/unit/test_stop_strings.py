@@ -31,7 +31,7 @@ def run(tokenizer: Tokenizer, token_ids: list[int], stops: list[str]) -> tuple[s
         passed += more
         if stopped:
             return tokenizer.decode(passed), True, count
-        assert watch.held <= 4 * max(map(len, stops)) + 4
+        assert watch.buffered <= 4 * max(map(len, stops)) + 4
     return tokenizer.decode(passed + watch.flush()), False, len(token_ids)
 
 

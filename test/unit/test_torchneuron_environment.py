@@ -88,7 +88,7 @@ def test_all_settings_are_put_into_the_environment() -> None:
 )
 def test_another_value_is_refused(monkeypatch, name, needed) -> None:
     monkeypatch.setenv(name, "1")
-    with pytest.raises(OptionError, match=rf"{name} is '1', and .* needs '{needed}'\. Unset it"):
+    with pytest.raises(OptionError, match=rf"{name} is '1', but .* needs '{needed}'\. Unset it"):
         set_before_import(SETTINGS)
     assert "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION" not in os.environ
 

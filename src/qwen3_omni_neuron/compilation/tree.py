@@ -90,7 +90,8 @@ def manifest_of(
     for name, version in targets[target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:
             raise ArtifactError(
-                f"{folder} was compiled with {name} {theirs}, but this machine has {version}. {again}"
+                f"{folder} was compiled with {name} {theirs}, but this machine has {version}. "
+                f"{again}"
             )
     try:
         check_files(folder, manifest)

@@ -148,7 +148,8 @@ class GrammarState:
             return None
         reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
         return GrammarError(
-            f"the reply can't continue within its grammar: {reason}. Simplify the grammar or schema."
+            f"the reply can't continue within its grammar: {reason}. Simplify the grammar or "
+            "schema."
         )
 
     def push(self, token_id: int) -> None:

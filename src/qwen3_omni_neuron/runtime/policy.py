@@ -38,7 +38,7 @@ PREFILL_CHUNK_S, SHARED_CHUNK_S = 0.1, 0.025  # one call of a chunked prefill
 RECENT_S = 1.0  # an owner between two requests still counts
 LEAST_CHUNK_ROWS = 128
 AHEAD_ROWS = 128  # a window of speech has 104
-LEAST_HOLD_S = 1e-3  # shorter waits are inexact, and cost a wake-up
+LEAST_DELAY_S = 1e-3  # shorter waits are inexact, and cost a wake-up
 
 Owner = str | None
 
@@ -93,35 +93,37 @@ class SchedulingPolicy:
         sums = accumulate(map(self.expected_s, rows))
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
-    def held_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
+    def delayed_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
         """Return the requests whose next token rule 1 delays, and the longest delays."""
         if not self._shares_cores:
             return {}
         short = any(_speaks(live) and _is_short(live) for live in self._running)
-        held = {}
+        delays = {}
         for live in lives:
             if not live.request.speak or live.speech_ended:
                 continue
             ahead = live.text.written - len(live.codes)
             early = ahead > 0 or live.chunk_due if _starts(live) else ahead > 1 and short
-            if early and _patience_s(live, now) > LEAST_HOLD_S:
-                held[live] = _patience_s(live, now)
-        return held
+            if early and _patience_s(live, now) > LEAST_DELAY_S:
+                delays[live] = _patience_s(live, now)
+        return delays
 
-    def held_speech_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
+    def delayed_speech_s(
+        self, lives: Iterable[LiveRequest], now: float
+    ) -> dict[LiveRequest, float]:
         """Return the requests whose frames and chunks rule 1 delays, and the longest delays."""
-        held: dict[LiveRequest, float] = {}
+        delays: dict[LiveRequest, float] = {}
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
-            return held
+            return delays
         for live in lives:
             chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
             lasts_s = live.playback.left_s - chunk_s * MARGIN
-            held_s = min(lasts_s - _short_s(live), _patience_s(live, now))
-            if live.chunks and held_s > LEAST_HOLD_S:
-                held[live] = held_s
-        return held
+            delay_s = min(lasts_s - _short_s(live), _patience_s(live, now))
+            if live.chunks and delay_s > LEAST_DELAY_S:
+                delays[live] = delay_s
+        return delays
 
-    def prefill_hold_s(
+    def prefill_delay_s(
         self, live: LiveRequest, rows: int, next_since_s: float, now: float
     ) -> float:
         """Return how long rules 2 and 3 may delay the next prompt.
@@ -130,12 +132,12 @@ class SchedulingPolicy:
         """
         owner, seconds, ended_s = self._last_prefill
         rest_s = ended_s + seconds - now
-        if rest_s > LEAST_HOLD_S and owner == live.owner and any(map(_writes, self._others(live))):
+        if rest_s > LEAST_DELAY_S and owner == live.owner and any(map(_writes, self._others(live))):
             return rest_s
         expected_s = self.expected_s(rows)
         late_s = live.request.arrived_s + live.request.options.first_token_timeout_s
         left_s = min(next_since_s + expected_s, late_s - expected_s * MARGIN) - now
-        if left_s <= LEAST_HOLD_S:
+        if left_s <= LEAST_DELAY_S:
             return 0.0
         speaking = [other for other in self._running if _speaks(other)]
         return left_s if any(self._serves(other, expected_s, left_s) for other in speaking) else 0.0

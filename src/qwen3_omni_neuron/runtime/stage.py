@@ -90,7 +90,7 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = self._woken = False
-        self._holds = False  # another stage's progress may end a delay
+        self._delays = False  # another stage's progress may end a delay
         self._calls, self._busy_s = 0, 0.0
         self._called_s: float | None = None  # start of the call in progress
         self.thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
@@ -140,7 +140,7 @@ class Stage(ABC, Generic[AnyTask]):
 
     def on_progress(self) -> None:
         """Select again if this stage waits for another's progress."""
-        if self._holds:
+        if self._delays:
             self.changed.notify_all()
 
     def join(self, timeout_s: float | None) -> None:

@@ -16,7 +16,7 @@ CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 INCOMPLETE = "\ufffd"  # decodes from part of a character
 _MOST_INCOMPLETE = 3  # a character has at most 4 bytes
 # Bytes of the longest stop string; special tokens without text may be inside.
-MOST_HELD = 1024
+MOST_BUFFERED = 1024
 
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], list[int]]
@@ -42,21 +42,21 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
         self._strings, self._decode, self._encode = tuple(strings), decode, encode
-        self._held: list[int] = []
+        self._buffered: list[int] = []
         self._texts: list[str] = []  # [i]: text of the first i + 1 buffered tokens
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """Number of buffered tokens."""
-        return len(self._held)
+        return len(self._buffered)
 
     def push(self, token_id: int) -> tuple[list[int], bool]:
         """Add a token. Returns the tokens to pass on, and whether the reply ends.
 
         Text before a stop string inside a token is tokenised again.
         """
-        self._held.append(token_id)
-        text = self._decode(self._held)
+        self._buffered.append(token_id)
+        text = self._decode(self._buffered)
         self._texts.append(text)
         # An incomplete character may become any character.
         whole = len(text) - min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
@@ -66,13 +66,13 @@ class StopStrings:
             rest = text[spelled : min(found)]
             self.flush()
             return passed + (self._encode(rest) if rest else []), True
-        if len(self._held) > MOST_HELD:
+        if len(self._buffered) > MOST_BUFFERED:
             return self.flush(), False
         return self._pass_on(whole - self._begun(text[:whole]))[0], False
 
     def flush(self) -> list[int]:
         """Return the buffered tokens at the reply's end."""
-        passed, self._held, self._texts = self._held, [], []
+        passed, self._buffered, self._texts = self._buffered, [], []
         return passed
 
     def _begun(self, text: str) -> int:
@@ -87,10 +87,10 @@ class StopStrings:
     def _pass_on(self, length: int) -> tuple[list[int], int]:
         """Release tokens of at most `length` characters. Returns them and their text's length."""
         text = self._texts[-1]
-        for count in range(len(self._held), 0, -1):
+        for count in range(len(self._buffered), 0, -1):
             spelled = self._texts[count - 1]
             if len(spelled) <= length and text.startswith(spelled):
-                passed, self._held = self._held[:count], self._held[count:]
+                passed, self._buffered = self._buffered[:count], self._buffered[count:]
                 self._texts = [later[len(spelled) :] for later in self._texts[count:]]
                 return passed, len(spelled)
         return [], 0
@@ -173,13 +173,13 @@ class CallWatch:
         self._thought = Marker(END_OF_THOUGHT, decode) if reasoning else None
         self._start = StopStrings((CALL,), decode, encode)
         self._call: CallText | None = None  # unfinished call
-        self._held: list[int] = []
+        self._buffered: list[int] = []
         self.begun = False
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """Number of buffered tokens."""
-        return len(self._held)
+        return len(self._buffered)
 
     def push(
         self, token_ids: Sequence[int], last: bool, by_model: bool
@@ -196,9 +196,9 @@ class CallWatch:
         if last:
             if by_model and self._call is not None:
                 raise _malformed()
-            given += self._held
+            given += self._buffered
             spoken += [] if self.begun else self._start.flush()
-            self._held = []
+            self._buffered = []
         return given, spoken
 
     def _add(self, token_id: int, given: list[int], spoken: list[int]) -> None:
@@ -208,7 +208,7 @@ class CallWatch:
             given.append(token_id)
             spoken.append(token_id)
             return
-        self._held.append(token_id)
+        self._buffered.append(token_id)
         if self._call is None:
             passed, found = self._start.push(token_id)
             spoken += [] if self.begun else passed
@@ -216,20 +216,20 @@ class CallWatch:
                 self.begun, self._call = True, CallText()
                 self._call.push(self._body())
             else:
-                whole = self.held - self._start.held
-                given += self._held[:whole]
-                del self._held[:whole]
+                whole = self.buffered - self._start.buffered
+                given += self._buffered[:whole]
+                del self._buffered[:whole]
         elif self._call.push(self._decode([token_id])) is not None:
             # A character of several tokens is complete only here.
             whole_call = CallText()
             whole_call.push(self._body())
             CompleteCall.parse(whole_call.text)
-            given += self._held
-            self._held, self._call = [], None
+            given += self._buffered
+            self._buffered, self._call = [], None
             self._start = StopStrings((CALL,), self._decode, self._encode)
 
     def _body(self) -> str:
-        return self._decode(self._held).partition(CALL)[2]
+        return self._decode(self._buffered).partition(CALL)[2]
 
 
 def _malformed() -> ToolCallError:

@@ -296,7 +296,7 @@ class TextStream:
 
     def __init__(self, decode: Callable[[list[int]], str], before: str = ""):
         self._decode, self._before = decode, before
-        self._held: list[int] = []
+        self._buffered: list[int] = []
 
     def push(self, token_id: int | None) -> tuple[str, list[int]]:
         """Add a token, None for the end. Returns the newly completed text, and its ids.
@@ -304,12 +304,12 @@ class TextStream:
         At the end that is all buffered text.
         """
         if token_id is not None:
-            self._held.append(token_id)
-        if not self._held:
+            self._buffered.append(token_id)
+        if not self._buffered:
             return "", []
-        text = self._decode(self._held)
+        text = self._decode(self._buffered)
         if token_id is not None and text.endswith(INCOMPLETE):
             return "", []
-        ids, self._held = self._held, []
+        ids, self._buffered = self._buffered, []
         text, self._before = self._before + text, ""
         return text, ids

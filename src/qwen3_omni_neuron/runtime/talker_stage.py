@@ -111,17 +111,17 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 task.row = task.live.text.take()
         stepping = [task for task in stepping if task.row is not None]
         lives = [task.live for task in stepping]
-        held_s = self._policy.held_speech_s(lives, self._clock.now())
-        stepping = [task for task in stepping if task.live not in held_s]
+        delayed = self._policy.delayed_speech_s(lives, self._clock.now())
+        stepping = [task for task in stepping if task.live not in delayed]
         preparing = self._in_phase(Phase.PREPARE)
         new = [task for task in preparing if self._may_prepare(task)]
         new = self._together(in_turn(new, self._tasks))
         ahead = [task for task in preparing if task.live.request.ahead]
-        self._holds = bool(held_s or ahead) or not all(task.has_space for task in speaking)
+        self._delays = bool(delayed or ahead) or not all(task.has_space for task in speaking)
         if not (first or stepping or new):
             new = self._in_pause([task for task in ahead if task.live.accepted is not None])
         if not (first or stepping or new):
-            return min(held_s.values(), default=None)
+            return min(delayed.values(), default=None)
         return partial(self._work, first, stepping, new)
 
     def _in_phase(self, phase: Phase) -> list[TalkerTask]:

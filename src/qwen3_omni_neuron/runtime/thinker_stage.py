@@ -109,7 +109,7 @@ class ThinkerTask(PromptTask):
     def has_space(self) -> bool:
         """True if the next token fits, with those buffered for a stop string or a call."""
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
-        tokens = 1 + sum(watch.held + MOST_TOKENS_ANEW for watch in watches)
+        tokens = 1 + sum(watch.buffered + MOST_TOKENS_ANEW for watch in watches)
         tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
         spoken = self.live.text.closed or self.live.text.may_put(tokens)
         return spoken and self.live.output.may_put(tokens)
@@ -131,28 +131,28 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         self._sample_ids = sample_ids
 
     def _select(self) -> Work | float | None:
-        now, holds = self._clock.now(), list[float]()
+        now, delays = self._clock.now(), list[float]()
         due, missing = self._look_at_masks()
         if missing:
-            holds.append(MASK_POLL_S)
+            delays.append(MASK_POLL_S)
         new = self._next_prompts(now)
         if new:
             rows, since_s = sum(map(self._chunk_rows, new)), new[0].next_since_s
-            hold_s = self._policy.prefill_hold_s(new[0].live, rows, since_s, now)
-            if hold_s:
+            delay_s = self._policy.prefill_delay_s(new[0].live, rows, since_s, now)
+            if delay_s:
                 new = []
-                holds.append(hold_s)
+                delays.append(delay_s)
         ready = [
             task
             for task in self._tasks
             if task.last is not None and task.has_space and task not in (*due, *missing)
         ]
-        held_s = self._policy.held_steps_s([task.live for task in ready], now)
-        writing = [task for task in ready if task.live not in held_s]
-        holds += held_s.values()
-        self._holds = bool(holds) or (not new and any(t.live.request.ahead for t in self._tasks))
+        delayed = self._policy.delayed_steps_s([task.live for task in ready], now)
+        writing = [task for task in ready if task.live not in delayed]
+        delays += delayed.values()
+        self._delays = bool(delays) or (not new and any(t.live.request.ahead for t in self._tasks))
         if not new and not writing and not due:
-            return min(holds, default=None)
+            return min(delays, default=None)
         return partial(self._work, new, writing, due)
 
     def _look_at_masks(self) -> tuple[list[ThinkerTask], list[ThinkerTask]]:
@@ -203,8 +203,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         if new:
             with self._lock:
                 lives = [task.live for task in writing]
-                held_s = self._policy.held_steps_s(lives, self._clock.now())
-                writing = [task for task in writing if task.live not in held_s]
+                delayed = self._policy.delayed_steps_s(lives, self._clock.now())
+                writing = [task for task in writing if task.live not in delayed]
         if writing:
             start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)

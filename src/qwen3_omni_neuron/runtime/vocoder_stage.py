@@ -80,13 +80,13 @@ class VocoderStage(Stage[VocoderTask]):
 
     def _select(self) -> Work | float | None:
         lives = [task.live for task in self._tasks if task.live.waiting_frames]
-        held_s = self._policy.held_speech_s(lives, self._clock.now())
+        delayed = self._policy.delayed_speech_s(lives, self._clock.now())
         groups: dict[tuple[bool, int], list[VocoderTask]] = {}
         for task in list(self._tasks):
             if task.live.speech_over:
                 self._release(task)
                 continue
-            task.chunk = 0 if task.live in held_s else self._due_frames(task)
+            task.chunk = 0 if task.live in delayed else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
                 task.live.chunk_due = False
                 self._on_chunk()  # the thinker waits for this chunk
@@ -96,7 +96,7 @@ class VocoderStage(Stage[VocoderTask]):
                 groups.setdefault((task.live.decoded_frames == 0, bucket), []).append(task)
         self._working = bool(groups)
         if not groups:
-            return min(held_s.values(), default=None)
+            return min(delayed.values(), default=None)
         # First chunks first, then the request whose audio ends first.
         urgent = min(groups, key=lambda g: min(task.live.playback.until_s for task in groups[g]))
         first, bucket = urgent
