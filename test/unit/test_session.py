@@ -211,7 +211,9 @@ def test_heard_refuses_what_is_no_part_of_the_replys_sound(omni, value) -> None:
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())
-        with pytest.raises(OptionError, match=r"audio_s must be from 0 to 0\.\d+, the seconds of"):
+        with pytest.raises(
+            OptionError, match=r"audio_s must be from 0 to 0\.\d+, the reply's audio"
+        ):
             session.heard(value)
 
 

@@ -1,8 +1,7 @@
 """A checkpoint on disk, read into the dataclasses and modules of model/.
 
-config_json reads configs, files finds a checkpoint and reads its tensors, quantised and numbers
-know published forms, names maps released names to parameters, parameters and modules fill the
-modules of model/, tensor_file writes new files.
+files finds and reads its tensors, quantised and numbers know published forms, names maps released
+names to parameters, which parameters and modules fill.
 """
 
 from pathlib import Path

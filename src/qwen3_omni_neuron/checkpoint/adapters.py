@@ -75,7 +75,6 @@ class AdapterPath:
         return AdapterPath(Path(folder), float(weight))
 
     def __str__(self) -> str:
-        """Return the value of --adapter."""
         plain = self.weight == 1 and "=" not in str(self.folder)
         return str(self.folder) if plain else f"{self.folder}={self.weight!r}"
 
@@ -239,7 +238,6 @@ class Adapter:
         return rank, self.given.weight * alpha / over
 
     def _number(self, pattern: str, default: str, layer: str) -> Any:
-        """Return a layer's rank or alpha, by the first pattern that its name ends with."""
         for key, number in (self._config.get(pattern) or {}).items():
             end = key.removeprefix("^").removeprefix(_ANY)
             if layer == end or (key[0] != "^" and layer.endswith(f".{end}")):

@@ -1,8 +1,7 @@
 """Read config.json and generation_config.json into model.config's dataclasses.
 
-Both spellings of the rope settings are read: `rope_theta` with `rope_scaling`, as released, and
-`rope_parameters`, as transformers 5 saves them. A setting that is not implemented is refused by
-name. Sizes are checked when the tensors are read.
+Rope settings may be `rope_theta` with `rope_scaling`, as released, or `rope_parameters`, as in
+transformers 5. Unsupported settings are refused by name. Sizes are checked with the tensors.
 """
 
 import json

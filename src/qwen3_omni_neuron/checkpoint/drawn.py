@@ -1,7 +1,7 @@
 """Random weights without a file: each is drawn from its name and a seed when it is read.
 
-A checkpoint of the released size takes 70 GB. A folder with DRAWN_FILE instead of shards takes some
-megabytes, and reads as the checkpoint of that seed, bit for bit.
+A checkpoint of the released size has 70 GB; DRAWN_FILE instead of shards takes some megabytes, and
+reads as the same checkpoint, bit for bit.
 """
 
 import json

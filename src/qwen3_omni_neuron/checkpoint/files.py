@@ -308,9 +308,8 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256 that identifies a checkpoint.
 
     It covers config.json, other quantisation settings, the index, and each shard's size, header,
-    and the 64 bytes in the middle of every tensor: fine-tunes may differ in nothing else. Other
-    changes are not noticed, except in an adapter. Takes seconds for the released checkpoint:
-    28,000 reads. Raises CheckpointError.
+    and 64 bytes in the middle of every tensor: fine-tunes may differ in nothing else. Takes seconds
+    for the released checkpoint: 28,000 reads. Raises CheckpointError.
     """
     digest = hashlib.sha256()
     try:

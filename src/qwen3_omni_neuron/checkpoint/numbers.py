@@ -94,7 +94,6 @@ def _of_nvfp4(form: QuantisedForm, read: Read) -> Tensor:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unpack words [..., n], lowest bits first, into [..., n, 32 / bits] unsigned numbers."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
 

@@ -156,8 +156,6 @@ def quantised_forms(
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Tensors of one matrix by ending, and errors that name it."""
-
     layer: str
     tensors: Mapping[str, StoredTensor]
 

@@ -217,7 +217,6 @@ def _write_speech(
 
 
 def _open_out(out: str | None, stack: ExitStack) -> "Callable[[NDArray[np.float32]], None]":
-    """Open where the speech goes until the stack ends. Returns the function that writes samples."""
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.events.encoding import pcm16
     from qwen3_omni_neuron.events.speech_file import SpeechFile
@@ -237,7 +236,6 @@ def _open_out(out: str | None, stack: ExitStack) -> "Callable[[NDArray[np.float3
 
 
 def _out(parsed: argparse.Namespace) -> str | None:
-    """Return where the speech goes: the file of --out or a new one; None where it is only heard."""
     if parsed.out is not None or parsed.play:
         return parsed.out
     first = Path(OUT)

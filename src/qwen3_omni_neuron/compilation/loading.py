@@ -42,7 +42,6 @@ class Targets(UserDict[str, Any]):
     """Targets by name, imported on lookup: the CPU needs no Neuron code."""
 
     def __getitem__(self, name: str) -> Target:
-        """Return the target of a name. Raises KeyError."""
         entry = self.data[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -142,9 +141,9 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
     """Return how many CPU threads each stage may use at a time.
 
     In one process stages take idle threads of one pool: thinker and talker up to all, the vocoder
-    up to half. With all, it would delay the talker's many short calls: a reply of the small
-    checkpoint took 5 % longer on two cores, and its first sample came no earlier. Separate
-    processes have separate pools: two parts each for thinker and talker, one for the vocoder.
+    up to half, or it would delay the talker's short calls (5 % for a reply of the small checkpoint
+    on two cores). Separate processes have separate pools: two parts each for thinker and talker,
+    one for the vocoder.
     """
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
     if placement == "split":

@@ -72,7 +72,7 @@ class LazyFunction:
     name: str
 
     def __call__(self, *arguments: Any) -> Any:
-        """Import the function and call it."""
+        """Import and call it."""
         return getattr(import_module(self.module), self.name)(*arguments)
 
 

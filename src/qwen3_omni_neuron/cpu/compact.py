@@ -59,7 +59,6 @@ def _unpack_rows(packed: Tensor, out: int, into: int) -> Tensor:
 
 
 def _unpack_block(head: Tensor, quads: Tensor) -> Tensor:
-    """Return blocks' words, int16 [panels, inputs, PANEL]."""
     lowest = head[:, :PANEL].to(torch.int32)[:, None]
     listed = head[:, PANEL:].contiguous().view(torch.int32).to(torch.int64)
     wide = quads.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF

@@ -1,7 +1,6 @@
 """KV cache slots and rows of tokens of a thinker or a talker on the CPU.
 
-A slot is one row of the KV cache: the keys and values of one request. cpu.native.steps writes them
-in C (write_kv_row of cpu/native/decoder.c), cpu.eager in torch.
+cpu.native.steps writes them in C (write_kv_row of cpu/native/decoder.c), cpu.eager in torch.
 """
 
 from collections.abc import Sequence
@@ -62,7 +61,6 @@ class CpuSlots(SlotLengths):
         self._written[slot] = 0
 
     def _drop(self, slot: int, stop: int) -> None:
-        """Note that rows up to `stop` will replace a slot's, also those of a failed step."""
         self._written[slot] = max(self._written[slot], self._lengths[slot] + 1, stop)
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:

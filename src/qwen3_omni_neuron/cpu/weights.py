@@ -1,7 +1,7 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-A tree has one file a model, with parameters in the forms of cpu.precision. Files are mapped into
-memory, and all processes of one tree share their pages.
+A tree has one file a model, with parameters in the forms of cpu.precision. All processes share the
+mapped files' pages.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Processes that may die: each does one piece of a stranger's work, within limits.
 
-A child is forked in milliseconds from a small process that has loaded what it needs
-(helpers.fork_server, started by helpers.pool), which contains crashes. A hostile file may hijack a
-child, so its answers are not trusted (helpers.wire). helpers.media decodes files that need a codec;
-helpers.grammars compiles grammars and computes their masks.
+A child is forked in milliseconds from a small process with its modules (helpers.fork_server,
+started by helpers.pool). A hostile file may hijack it, so its answers are not trusted
+(helpers.wire). helpers.media decodes files that need a codec; helpers.grammars compiles grammars
+and computes their masks.
 """

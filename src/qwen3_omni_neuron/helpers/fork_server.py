@@ -61,8 +61,6 @@ def serve(
 
 
 class _ForkServer:
-    """Loop that serves fork requests and reports the ends of children."""
-
     def __init__(self, control: socket.socket, parent: int, run: Run, niceness: int):
         self._control, self._parent = control, parent
         self._run, self._niceness = run, niceness
@@ -94,7 +92,6 @@ class _ForkServer:
         self._end()
 
     def _fork(self) -> bool:
-        """Serve the next request. Returns False at the connection's end."""
         order, files, _, _ = socket.recv_fds(self._control, FORK_REQUEST.size, _FILES)
         if not order:
             return False

@@ -247,7 +247,6 @@ class Child:
         self.result.close()
 
     async def _receive(self) -> bytes:
-        """Wait for bytes; b"" at the connection's end."""
         try:
             some = await self._loop.sock_recv(self.socket, 1 << 12)
         except ConnectionError:

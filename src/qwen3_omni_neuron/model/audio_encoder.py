@@ -99,7 +99,6 @@ class AudioEncoder(nn.Module):
 
 
 def _zero_from(x: Tensor, width: int | Tensor) -> Tensor:
-    """Return x [..., T] with zeros from column `width` on."""
     if isinstance(width, Tensor):
         columns = torch.arange(x.shape[-1], dtype=width.dtype, device=x.device)
         return x.masked_fill(columns >= width, 0)

@@ -230,9 +230,8 @@ class GenerationDefaults:
 
     The last five are this package's. transcription_instruction: text that, after an audio, asks for
     its transcript; empty if the audio alone does; None if not defined. reply_tokens: maximum of
-    tokens that the checkpoint has learned to speak at a time, None: any. turns_by_silence: models
-    that judge the end of a spoken turn misjudge speech that the checkpoint has learned.
-    introduction: what a user must know before the first question; questions: examples.
+    tokens to speak at a time, None: any. turns_by_silence: end-of-turn models misjudge the learned
+    speech. introduction: text before the first question; questions: examples.
     """
 
     do_sample: bool = False

@@ -57,7 +57,6 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
 
     def _prompt(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend from a prompt's rows, q [slots, heads, span, head_dim], to the same shape."""
         return F.scaled_dot_product_attention(
             q,
             keys,

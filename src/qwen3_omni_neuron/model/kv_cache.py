@@ -137,8 +137,8 @@ Segments = tuple[Tensor, ...]
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
 of layer 1, ... A graph rewrites whole tensors: a scatter would write number by number. So a decode
-step writes to a smaller tensor of the same form, each slot's recent rows, and only reads the
-segments in use. `flushed` moves the recent rows into the segments when they are full.
+step writes to a smaller tensor, each slot's recent rows, and only reads the segments in use.
+`flushed` moves full recent rows into the segments.
 """
 
 
@@ -295,7 +295,6 @@ def _positions(segments: Segments) -> int:
 
 
 def _renewed(segments: Segments, is_new: Tensor, new: Tensor) -> Segments:
-    """Return the segments with the values of `new` where `is_new`; both have all positions."""
     renewed, begin = [], 0
     for segment in segments:
         end = begin + segment.shape[3]

@@ -159,7 +159,6 @@ class SchedulingPolicy:
         return [other for other in self._running if other.owner != live.owner]
 
     def _soon_heard(self, live: LiveRequest, now: float) -> bool:
-        """True for a starter whose caller reads, or whose prefill ends soon."""
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         if live.ended or not live.request.speak or live.request.ahead:
@@ -184,7 +183,6 @@ class SchedulingPolicy:
         return max(0.0, needs_s * MARGIN - lasts_s)
 
     def _serves(self, live: LiveRequest, expected_s: float, within_s: float) -> bool:
-        """Return whether a request lacks audio and can get it in time."""
         missing_s = self._missing_s(live, expected_s)
         if not missing_s:
             return False

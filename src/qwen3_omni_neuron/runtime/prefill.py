@@ -153,7 +153,6 @@ class PrefillStage(Stage[AnyPrompt]):
     def _each(
         self, tasks: Sequence[AnyPrompt], call: Callable[[AnyPrompt], Result]
     ) -> Iterator[tuple[AnyPrompt, Result]]:
-        """Call the engine for each task, lazily."""
         for task in tasks:
             yield from self._call_engine((task,), lambda tasks: [call(task) for task in tasks])
 

@@ -1,9 +1,8 @@
 """Detection of runaway speech: the talker continues after all words are said.
 
-In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179), near-silence or one piece of
-sound feeds itself: the end code gets a probability of 1e-14. After the whole text, three things
-can't be speech while the end is unlikely: long silence, a repeated cycle of codes, and more frames
-than the words need.
+In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179), near-silence or a sound feeds
+itself: the end code gets a probability of 1e-14. After the whole text, while the end is unlikely,
+long silence, a repeated cycle of codes, or more frames than the words need can't be speech.
 """
 
 import re

@@ -76,7 +76,6 @@ class StopStrings:
         return passed
 
     def _begun(self, text: str) -> int:
-        """Count the characters at the end of a text that may begin a stop string."""
         longest = max(map(len, self._strings)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]

@@ -33,9 +33,8 @@ class SpeechStream(
 ):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
-    Use `for` in a thread, or `async for` in an event loop. A caller that does not read stalls its
-    own request. `close`, the end of a `with` or `async with` block or dropping the stream cancels
-    the request.
+    Use `for`, or `async for` in an event loop. A caller that does not read stalls its own request.
+    `close`, the end of a `with` or `async with` block or dropping the stream cancels it.
 
     queue_position: position in the queue for a slot on arrival, 0 if it got one. prompt_tokens: of
     its prompt. keeps_audio: the result includes the audio. owner: object that must outlive the

@@ -105,7 +105,6 @@ class VocoderStage(Stage[VocoderTask]):
         return partial(self._work, first, bucket, chosen[:most])
 
     def _due_frames(self, task: VocoderTask) -> int:
-        """Return the next chunk's frames, 0 if it is not due."""
         live, pending = task.live, task.live.waiting_frames
         if not pending or not live.output.has_space_for_chunk:
             return 0
@@ -141,7 +140,6 @@ class VocoderStage(Stage[VocoderTask]):
         return decode([task.slot for task in tasks], [_chunk(task) for task in tasks])
 
     def _listen(self, task: VocoderTask, samples: NDArray[np.float32]) -> Runaway | None:
-        """Return the end of the speech, if it has run away."""
         live, start = task.live, task.live.decoded_frames
         chunk = slice(start, start + task.chunk)
         ends = live.end_probabilities[chunk]

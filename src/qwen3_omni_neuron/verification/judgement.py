@@ -184,7 +184,6 @@ def _rows_by_graph(stage: JudgedStage, count: int, has_media: bool) -> NDArray[n
 
 
 def _as_rows(stage: JudgedStage, config: OmniConfig, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return logits without their mean, samples by frame."""
     wide = x.astype(np.float64)
     if stage.array == "samples":
         assert config.code2wav is not None

@@ -53,8 +53,6 @@ def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
 
 
 class _StageParts:
-    """One stage's parts, loaded from a compiled tree and warmed up."""
-
     def __init__(self, spec: EngineSpec, toolchain: NxdToolchain):
         assert spec.compiled is not None, "needs a tree"
         self._spec, self._tree, self._toolchain = spec, spec.compiled, toolchain

@@ -1,9 +1,8 @@
 """A decoder's weights as NxDI loads them: a file per core, written one parameter at a time.
 
-NxDI itself would keep the whole checkpoint in memory. The files equal those of its
-get_sharded_checkpoint for our decoder: q, k and v separate, and experts as one stack of transposed
-matrices, in int8 with scales of outputs. Heads, widths, the vocabulary and the embedding's hidden
-size are sharded; routers and norms are replicated.
+NxDI itself would keep the whole checkpoint in memory. The files equal its get_sharded_checkpoint's:
+q, k and v separate, experts as one stack of transposed matrices, in int8 with scales of outputs.
+Heads, widths, vocabulary and the embedding's hidden size are sharded; routers and norms replicated.
 """
 
 import re
@@ -185,7 +184,6 @@ def cut_parameters(c: DecoderConfig, tp: int) -> dict[str, CutParameter]:
 
 
 def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
-    """Return the pieces of the parameters in the files; the talker's lack the embedding table."""
     pieces = nxdi_pieces(spec.config, spec.part)
     return [
         (name, parts)

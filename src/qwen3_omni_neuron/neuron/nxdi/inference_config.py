@@ -77,7 +77,6 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
 
 
 def _capture(spec: DecoderSpec) -> Capture:
-    """Return the thinker's accept layer, or the talker head's input: the last row, normed."""
     talker = spec.config.talker
     if spec.takes_rows:
         return Capture("lm_head", output=False)

@@ -1,8 +1,7 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
-ModelBuilder needs a forward with named parameters, the same for all graphs of a model. State is a
-registered buffer that forward replaces; states of one name share memory. Source: its API reference,
-"In-place buffer updates".
+ModelBuilder needs one forward with named parameters per model. State is a registered buffer that
+forward replaces, shared by name. Source: its API reference, "In-place buffer updates".
 """
 
 import shutil

@@ -86,7 +86,6 @@ class GraphCaches:
     """
 
     def __init__(self, folder: Path):
-        """Make the folders in `folder`."""
         self._folders = {name: folder / name for name in CACHES.values()}
         for each in self._folders.values():
             each.mkdir(parents=True)

@@ -1,8 +1,8 @@
 """A graph of neuron/graphs/ compiled by TorchNeuron, with its state updated in place.
 
-A first call captures the graph's operations for TorchNeuron's backend of torch.compile; Dynamo
-would take as long again and check every weight at each call. State is an input that an output
-aliases. Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
+A first call captures the graph for TorchNeuron's backend of torch.compile; Dynamo would take as
+long again and check every weight at each call. State is an input that an output aliases. Source:
+aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
