@@ -233,7 +233,7 @@ def test_speech_that_arrives_is_cut_as_at_its_end(small, omni) -> None:
 
 def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small) -> None:
     long = [user(text("Hm? " * 100)), assistant("No."), user(text("Hm? " * 60), text("Ha? " * 60))]
-    with pytest.raises(PromptTooLongError, match=r"KV cache 320 .*let `truncation` drop"):
+    with pytest.raises(PromptTooLongError, match=r"KV cache has 320 .*let `truncation` drop"):
         small.generate_text(long, truncation="auto", **LIMITS)
     with pytest.raises(PromptTooLongError):
         small.generate_text([*long[:2], user(text("Hm? " * 60))], **LIMITS)
