@@ -279,7 +279,9 @@ def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint
                 for _ in range(100):
                     session.append_audio(tone(0.5), 16000)
             assert session._clip.samples == 12 * 8000
-            with pytest.raises(PromptTooLongError, match=r"KV cache has 80 .*let `truncation` drop"):
+            with pytest.raises(
+                PromptTooLongError, match=r"KV cache has 80 .*let `truncation` drop"
+            ):
                 session.respond()
             messages = session.messages
         with omni.session(messages=messages[:0], **SHORT) as session:
