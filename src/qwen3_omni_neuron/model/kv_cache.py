@@ -308,7 +308,7 @@ def _renewed(segments: Segments, is_new: Tensor, new: Tensor) -> Segments:
 class FrameCache:
     """Cache of the code predictor: at most 16 positions, the same in all slots, for one frame.
 
-    by_sums: see decoder.Attention.
+    by_sums: see model.decoder.Attention.
     """
 
     by_sums: bool = False
