@@ -29,6 +29,7 @@ _PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the only formats that
 Check = Callable[[int, int], object]
 """Function of the height and width of a file's image; may raise."""
 _CHANNELS = (1, 3, 4)
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
 _SHOWING = threading.Lock()  # guards Python's one function that shows warnings
 
 
@@ -75,7 +76,7 @@ def _read_file(source: Source, where: str, check: Check, said: list[str]) -> "Im
         with opened as picture:
             check(picture.height, picture.width)
             with _image_errors(where, name), _noted(said):
-                return _upright_rgb(picture)
+                return _upright_rgb(picture, f"{where}: {name}")
 
 
 @contextlib.contextmanager
@@ -97,6 +98,8 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
 
     try:
         yield
+    except ImageError:
+        raise
     # The second is a warning: raised only if Python runs with warnings as errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
@@ -111,31 +114,76 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
 def _from_pil(source: "Image", where: str, said: list[str]) -> "Image":
     try:
         with _noted(said):
-            return _upright_rgb(source)
+            return _upright_rgb(source, f"{where}: the PIL image")
+    except ImageError:
+        raise
     except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
         raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
 
 
-def _upright_rgb(picture: "Image") -> "Image":
+def _upright_rgb(picture: "Image", place: str) -> "Image":
     from PIL import Image, ImageOps
 
+    kind, tags, transparent = picture.format, getattr(picture, "tag_v2", {}), _transparent(picture)
     picture.load()
     with contextlib.suppress(Exception):
         picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray(_high_byte(np.asarray(picture)))
-    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+    if picture.mode[0] in "IF":
+        values = np.asarray(picture)
+        picture = Image.fromarray(_narrowed(values, tags, place))
+        if transparent is not None:
+            picture.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype("u1")))
+    elif transparent != picture.info.get("transparency"):
+        picture = picture.copy()
+        picture.info["transparency"] = transparent
+    if picture.mode in ("La", "RGBa"):
+        picture = picture.convert(picture.mode.upper())  # not multiplied by their alpha
+    # Programs that write BMP leave 0 in the bytes that could be alpha.
+    if kind == "BMP" and picture.mode == "RGBA" and not picture.getchannel("A").getbbox():
+        picture = picture.convert("RGB")
+    in_palette = picture.mode == "P" and picture.palette and picture.palette.mode == "RGBA"
+    if "A" in picture.getbands() or in_palette or picture.info.get("transparency") is not None:
         picture = picture.convert("RGBA")
         white = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(white, picture)
     return picture.convert("RGB")
 
 
-def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert 16-bit grey to 8-bit; mode I with values up to 255 is taken as 8-bit."""
-    if values.dtype.itemsize > 2 and values.max(initial=0) <= 255:
-        return values.clip(0, 255).astype(np.uint8)
-    return (values.clip(0, 65535).astype(np.int64) >> 8).astype(np.uint8)
+def _transparent(picture: "Image") -> Any:
+    """Return the transparent value of a picture, in the numbers that Pillow makes of a PNG's."""
+    value, tiles = picture.info.get("transparency"), getattr(picture, "tile", None)
+    stored = tiles[0][3] if tiles and picture.format == "PNG" else None
+    if value is None or stored not in ("L;2", "L;4", "RGB;16B"):
+        return value
+    return (
+        {"L;2": 85, "L;4": 17}[stored] * value if stored[0] == "L" else tuple(v >> 8 for v in value)
+    )
+
+
+def _narrowed(values: NDArray[Any], tags: Mapping[int, Any], place: str) -> NDArray[np.uint8]:
+    """Convert grey of 16 or 32 bits, or of floats, to bytes. tags: of a TIFF.
+
+    Floats are from 0 to 1, or to 255. 32 bits up to 255 are taken for 8, up to 65535 for 16.
+    """
+    if values.dtype == np.int32 and tags.get(_SAMPLE_FORMAT) == (1,):
+        values = values.view(np.uint32)
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    floats = values.dtype.kind == "f"
+    if not (low >= 0 and (high <= 255 or not floats)):
+        raise ImageError(
+            f"{place} has grey values from {low:g} to {high:g}, which is no known range. Save it "
+            "with 8 or 16 bits."
+        )
+    if floats:
+        return np.round(values * 255 if high <= 1 else values).astype(np.uint8)
+    if values.dtype.itemsize == 2:
+        (bits,) = tags.get(_BITS, (16,))
+        values = (1 << bits) - 1 - values if tags.get(_PHOTOMETRIC) == 0 else values
+    elif high > 65535:
+        bits = np.iinfo(values.dtype).bits - (values.dtype.kind == "i")
+    else:
+        bits = 8 if high <= 255 else 15 if tags.get(_BITS) == (16,) else 16
+    return (values >> (bits - 8)).astype(np.uint8)
 
 
 def _from_array(source: Any, where: str) -> "Image":
@@ -154,7 +202,7 @@ def _from_array(source: Any, where: str) -> "Image":
         ) from error
     pixels = _bytes_of(_channels_last(values, where), where)
     grey = pixels.shape[-1] == 1
-    return _upright_rgb(Image.fromarray(pixels[..., 0] if grey else pixels))
+    return _upright_rgb(Image.fromarray(pixels[..., 0] if grey else pixels), where)
 
 
 def _channels_last(values: NDArray[Any], where: str) -> NDArray[Any]:
