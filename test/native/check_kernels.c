@@ -247,12 +247,13 @@ static void check_rows(const Weights *w, int64_t rows, int add)
 
 static void check_multiply(void)
 {
-    static const int64_t shapes[][2] = {{32, 1}, {5, 7}, {33, 256}, {128, 300}, {161, 515}};
+    static const int64_t shapes[][2] = {{32, 1},    {5, 7},   {33, 256},
+                                        {128, 300}, {48, 20}, {161, 515}};
     static const int64_t row_counts[] = {1, 2, 3, 4, 5, 7, 12, 13, 29};
-    for (int64_t n = 0; n < 5 * 9 * 3; n++) {
-        int64_t out = shapes[n % 5][0], into = shapes[n % 5][1], rows = row_counts[n / 5 % 9];
+    for (int64_t n = 0; n < 6 * 9 * 3; n++) {
+        int64_t out = shapes[n % 6][0], into = shapes[n % 6][1], rows = row_counts[n / 6 % 9];
         int add = (int)(n % 2);
-        Weights w = weights(out, into, n / 45, n / 45 == INT8, n % 3 == 1);
+        Weights w = weights(out, into, n / 54, n / 54 == INT8, n % 4 == 1);
         snprintf(about, sizeof about, " [%d x %d of type %d, %d rows%s%s%s]", (int)out, (int)into,
                  (int)w.matrix.type, (int)rows, w.matrix.scale ? ", scale" : "",
                  w.matrix.bias ? ", bias" : "", add ? ", add" : "");
@@ -260,9 +261,9 @@ static void check_multiply(void)
         free_weights(&w);
     }
     static const int64_t scale_types[] = {FLOAT32, BFLOAT16, FLOAT16};
-    for (int64_t n = 0; n < 5 * 9 * 3; n++) {
-        int64_t out = shapes[n % 5][0], into = shapes[n % 5][1], rows = row_counts[n / 5 % 9];
-        int64_t group = 32 << n % 3, scale_type = scale_types[n / 45];
+    for (int64_t n = 0; n < 6 * 9 * 3; n++) {
+        int64_t out = shapes[n % 6][0], into = shapes[n % 6][1], rows = row_counts[n / 6 % 9];
+        int64_t group = 32 << n % 3, scale_type = scale_types[n / 54];
         Weights w = int4_weights(out, into, group, scale_type);
         snprintf(about, sizeof about, " [%d x %d in groups of %d, scales of type %d, %d rows]",
                  (int)out, (int)into, (int)group, (int)scale_type, (int)rows);
@@ -370,66 +371,59 @@ static void check_attend(void)
 
 /* ---- audio ---- */
 
+/* A pair of outputs of 7 taps by the products of its points, against the sums over its taps. */
+static void check_points(int64_t width)
+{
+    static const double points[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+    int64_t stride = width + WIDEST, padded = panels_of(width) * PANEL;
+    float *x = numbers(POINTS * width + WIDEST, 1.0f), *taps = numbers(7 * width, 1.0f);
+    float *spread = numbers(POINTS * stride, 1.0f), *products = numbers(POINTS * padded, 1.0f);
+    const float *rows[POINTS];
+    for (int64_t k = 0; k < POINTS; k++)
+        rows[k] = x + k * width;
+    kernels->spread(spread, stride, rows, width);
+    guarded("memory after y of spread", spread, POINTS * stride);
+    for (int64_t i = 0; i < POINTS; i++)
+        for (int64_t c = 0; c < width; c++) {
+            double at = taps[6 * width + c]; /* of infinity */
+            for (int64_t k = 6; i < 7 && k-- > 0;)
+                at = at * points[i] + taps[k * width + c];
+            for (int64_t j = 0; i < 7 && j < 7; j++)
+                at /= j == i ? 1 : points[i] - points[j];
+            products[i * padded + c] = (float)at * spread[i * stride + c] * (i == 0 ? -1 : 1);
+        }
+    kernels->gather(products, padded);
+    guarded("memory after products of gather", products, POINTS * padded);
+    for (int64_t half = 0; half < 2; half++)
+        for (int64_t c = 0; c < width; c++) {
+            double total = 0;
+            for (int64_t k = 0; k < 7; k++)
+                total += (double)taps[k * width + c] * x[(k + half) * width + c];
+            close_to("gather", half * padded + c, products[half * padded + c], total, 2e-5);
+        }
+    free(x), free(taps), free(spread), free(products);
+}
+
+static void check_snake(int64_t width)
+{
+    float *x = numbers(width, 5.0f), *y = numbers(width, 1.0f);
+    float *frequency = numbers(width, 9.0f), *inverse = numbers(width, 1.0f);
+    kernels->snake_row(y, x, frequency, inverse, width);
+    for (int64_t t = 0; t < width; t++) {
+        double angle = (double)frequency[t] * x[t];
+        close_to("snake_row", t, y[t], x[t] + inverse[t] * sin(angle) * sin(angle),
+                 1e-6 + 1.5e-7 * fabs(angle));
+    }
+    guarded("memory after y of snake_row", y, width);
+    free(x), free(y), free(frequency), free(inverse);
+}
+
 static void check_audio(void)
 {
-    static const int64_t cases[][5] = {/* into, out, taps, dilation, samples */
-                                       {1, 1, 1, 1, 1},
-                                       {3, 4, 7, 1, 33},
-                                       {5, 29, 7, 3, 100},
-                                       {2, 12, 1, 1, 48},
-                                       {8, 38, 3, 9, 64}};
-    for (int n = 0; n < 10; n++) {
-        const int64_t *c = cases[n / 2];
-        int64_t into = c[0], out = c[1], taps = c[2], dilation = c[3], samples = c[4];
-        int add = n % 2;
-        int64_t y_stride = samples + MORE_SAMPLES;
-        int64_t x_stride = samples + (taps - 1) * dilation + MORE_SAMPLES;
-        float *x = numbers(into * x_stride, 1.0f), *y = numbers(out * y_stride, 1.0f);
-        /* [ceil(out / CHANNELS), into, taps, CHANNELS], what is after the last channel unused. */
-        int64_t panels = (out + CHANNELS - 1) / CHANNELS;
-        float *weight = numbers(panels * CHANNELS * into * taps, 1.0f), *bias = numbers(out, 1.0f);
-        float *before = memory(out * y_stride * 4);
-        memcpy(before, y, (size_t)(out * y_stride) * 4);
-        for (int64_t o = 0; o < out; o += CHANNELS)
-            kernels->convolve(y + o * y_stride, y_stride, x, x_stride, weight + o * into * taps,
-                              bias + o, into, smaller(CHANNELS, out - o), taps, dilation, samples,
-                              add);
-        for (int64_t o = 0; o < out; o++)
-            for (int64_t t = 0; t < samples; t++) {
-                double total = bias[o], size = 1;
-                for (int64_t i = 0; i < into; i++)
-                    for (int64_t k = 0; k < taps; k++) {
-                        int64_t at = ((o / CHANNELS * into + i) * taps + k) * CHANNELS;
-                        double product = (double)weight[at + o % CHANNELS] *
-                                         x[i * x_stride + t + k * dilation];
-                        total += product;
-                        size += fabs(product);
-                    }
-                if (add)
-                    total += before[o * y_stride + t];
-                close_to("convolve", o * y_stride + t, y[o * y_stride + t], total, 1e-6 * size);
-            }
-        guarded("memory after y of convolve", y, out * y_stride);
-        for (int64_t t = 0; t < x_stride; t++)
-            x[t] *= 5;
-        float *wave = numbers(samples + MORE_SAMPLES, 1.0f);
-        kernels->snake(wave, x, 7.25f, 0.625f, samples);
-        for (int64_t t = 0; t < samples; t++) {
-            double angle = 7.25 * x[t], expected = x[t] + 0.625 * sin(angle) * sin(angle);
-            close_to("snake", t, wave[t], expected, 1e-6 + 1.5e-7 * fabs(angle));
-        }
-        guarded("memory after y of snake", wave, samples + MORE_SAMPLES);
-        float *frequency = numbers(samples, 9.0f), *inverse = numbers(samples, 1.0f);
-        float *row = numbers(samples, 1.0f);
-        kernels->snake_row(row, x, frequency, inverse, samples);
-        for (int64_t t = 0; t < samples; t++) {
-            double angle = (double)frequency[t] * x[t];
-            close_to("snake_row", t, row[t], x[t] + inverse[t] * sin(angle) * sin(angle),
-                     1e-6 + 1.5e-7 * fabs(angle));
-        }
-        guarded("memory after y of snake_row", row, samples);
-        free(x), free(y), free(weight), free(bias), free(before), free(wave);
-        free(frequency), free(inverse), free(row);
+    static const int64_t widths[] = {1, 12, 33, 48, 100};
+    for (int n = 0; n < 5; n++) {
+        check_points(widths[n]);
+        check_snake(widths[n]);
     }
 }
 

@@ -343,17 +343,28 @@ typedef struct {
     const Code2Wav *c;
     const Front *f;
     int64_t inputs;
-    int first;
+    const int64_t *positions; /* [streams]: frames before these, without `more`; NULL for none */
+    int64_t more;
     float *states, *samples; /* at the first stream's */
     int64_t stride;          /* from one stream's samples to the next one's */
     _Atomic int failed;
 } Waves;
 
+/* Inputs of the wave that so many frames become. */
+static int64_t inputs_of(const Code2Wav *c, int64_t frames, int first)
+{
+    for (int64_t i = 0; i < c->stages; i++)
+        frames *= c->stage[i].ratio;
+    return (frames - (first ? 1 : 0)) * c->wave.block->rate;
+}
+
 static void run_one_wave(Waves *w, Team *team, int64_t stream)
 {
     const Wave *wave = &w->c->wave;
-    if (!run_wave(team, wave, w->f->inputs + stream * w->inputs * wave->block->out, w->inputs,
-                  w->first, w->states + stream * code2wav_state_size(w->c),
+    int64_t position = w->more + (w->positions == NULL ? 0 : w->positions[stream]);
+    int64_t before = position == 0 ? 0 : inputs_of(w->c, position, 1);
+    if (!run_wave(team, wave, w->f->inputs + stream * w->inputs * wave->block->out, before,
+                  w->inputs, w->states + stream * code2wav_state_size(w->c),
                   w->samples + stream * w->stride))
         w->failed = 1;
 }
@@ -374,14 +385,6 @@ static int run_waves(Team *team, Waves *w, int64_t streams)
     for (int64_t s = 0; s < streams && !w->failed; s++)
         run_one_wave(w, team, s);
     return !w->failed;
-}
-
-/* Inputs of the wave that so many frames become. */
-static int64_t inputs_of(const Code2Wav *c, int64_t frames, int first)
-{
-    for (int64_t i = 0; i < c->stages; i++)
-        frames *= c->stage[i].ratio;
-    return (frames - (first ? 1 : 0)) * c->wave.block->rate;
 }
 
 /* Samples that so many frames become. */
@@ -420,7 +423,7 @@ int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64
                          new_state);
         if (done)
             inputs = run_front(team, &front, c, streams, e.frames, first, &states);
-        Waves waves = {c, &front, inputs, first, states, samples + wrote, total, 0};
+        Waves waves = {c, &front, inputs, positions, at, states, samples + wrote, total, 0};
         done = inputs > 0 && run_waves(team, &waves, streams);
         wrote += samples_of(c, e.frames, first);
     }

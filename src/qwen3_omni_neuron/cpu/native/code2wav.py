@@ -1,6 +1,7 @@
 """Code2wav in C: one call a chunk of several streams."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import Tensor
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
-    TYPES,
     Fields,
     Library,
     Pointer,
@@ -29,8 +29,9 @@ NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
  In numpy:
 torch operations release the interpreter lock.
 """
-CHANNELS: int = ffi.integer_const("CHANNELS")
+WIDEST: int = ffi.integer_const("WIDEST")
 TAPS = 7
+POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # of convolutions, but 0 and infinity: see wave.c
 _ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 
 
@@ -138,7 +139,7 @@ class _Packing:
             "stage": self._weights.array("Stage", stages),
             # Inputs are rows side by side: [out, in, taps] -> [out, taps * in].
             "conv_in": self._matrix(into.weight.transpose(1, 2).flatten(1), bias=into.bias),
-            "up": self._up(first_block),
+            "up": self._matrix(*_up(first_block.upsample, c.decoder_dim)),
             "wave": self._wave(model),
             "threads": threads,
         }
@@ -188,12 +189,12 @@ class _Packing:
 
     def _wave(self, model: Code2Wav) -> Fields:
         blocks = [self._block(block, first=i == 0) for i, block in enumerate(model.blocks)]
-        channels = blocks[-1]["out"]
+        last = model.conv_out
         return {
             "blocks": len(blocks),
             "block": self._weights.array("Block", blocks),
-            "act": self._snake(model.act_out, channels),
-            "conv": self._filter(model.conv_out.weight, model.conv_out.bias),
+            "act": self._snake(model.act_out),
+            "conv": self._rows_of(last.weight[0].t(), F.pad(last.bias, (TAPS - 1, 0))),
         }
 
     def _block(self, block: Any, first: bool) -> Fields:
@@ -205,38 +206,29 @@ class _Packing:
                 f"the C upsamples with kernels of two strides, got {taps} taps for a stride of "
                 f"{rate}"
             )
-        up_bias = up.bias.repeat_interleave(rate)
         return {
-            "into": into,
-            "out": out,
+            "into": into + -into % WIDEST,
+            "out": out + -out % WIDEST,
             "rate": rate,
-            "act": self._snake(block.act, into),
-            "up": {} if first else self._filter(_by_phase(up).flatten(0, 1), up_bias),
-            "units": [self._unit(unit, out) for unit in block.units],
+            "act": self._snake(block.act),
+            "up": {} if first else self._rows_of(*_up(up, into + -into % WIDEST)),
+            "units": [self._unit(unit) for unit in block.units],
         }
 
-    def _up(self, block: Any) -> Fields:
-        """Describe a DecoderBlock's upsampling: rows of two inputs to rows of `rate` samples."""
-        by_phase, bias = _by_phase(block.upsample), block.upsample.bias
-        # [out, rate, in, 2] -> [rate * out, 2 * in]
-        matrix = by_phase.permute(1, 0, 3, 2).flatten(2).flatten(0, 1)
-        return self._matrix(matrix, bias=bias.repeat(block.upsample.stride[0]))
-
-    def _unit(self, unit: Any, width: int) -> Fields:
+    def _unit(self, unit: Any) -> Fields:
         """Describe a ResidualUnit."""
         return {
             "dilation": unit.conv1.dilation[0],
-            "first": self._snake(unit.act1, width),
-            "second": self._snake(unit.act2, width),
-            "conv": self._filter(unit.conv1.weight, unit.conv1.bias),
-            "point": self._filter(unit.conv2.weight, unit.conv2.bias),
+            "first": self._snake(unit.act1),
+            "second": self._snake(unit.act2),
+            "conv": self._rows_of(_by_point(unit.conv1.weight), unit.conv1.bias),
+            "point": self._rows_of(unit.conv2.weight[..., 0], unit.conv2.bias),
         }
 
-    def _snake(self, act: Snake, width: int) -> Fields:
-        return {
-            "frequency": self._vector(act.frequency[:, 0], width),
-            "inverse_magnitude": self._vector(act.inverse_magnitude[:, 0], width),
-        }
+    def _snake(self, act: Snake) -> Fields:
+        both = (_whole(weight[:, 0], 0) for weight in (act.frequency, act.inverse_magnitude))
+        frequency, inverse_magnitude = (self._vector(weight, len(weight)) for weight in both)
+        return {"frequency": frequency, "inverse_magnitude": inverse_magnitude}
 
     def _vector(self, weight: Tensor, *shape: int) -> Pointer:
         """Return a pointer to a weight in float32."""
@@ -246,7 +238,7 @@ class _Packing:
         return self._weights.table(_taken(rows).contiguous().clone(), *rows.shape)
 
     def _matrix(
-        self, matrix: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
+        self, matrix: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
     ) -> Fields:
         """Describe a matrix [..., out, into], packed. scale, bias: [out]."""
         out = matrix.shape[-2]
@@ -256,19 +248,9 @@ class _Packing:
             "bias": ffi.NULL if bias is None else self._vector(bias, out),
         }
 
-    def _filter(self, weight: Tensor, bias: Tensor | None) -> Fields:
-        """Describe a convolution. weight: [out, in, taps]; bias: [out].
-
-        The weight is laid out as `convolve` of kernels.h takes it: [ceil(out / 12), in, taps, 12].
-        """
-        assert bias is not None
-        padded = F.pad(_taken(weight), (0, 0, 0, 0, 0, -len(weight) % CHANNELS))
-        packed = padded.unflatten(0, (-1, CHANNELS)).permute(0, 2, 3, 1).contiguous()
-        return {
-            "weight": self._weights(packed, *packed.shape, dtype=packed.dtype),
-            "bias": self._vector(bias, len(weight)),
-            "type": TYPES[packed.dtype],
-        }
+    def _rows_of(self, matrix: Tensor, bias: Tensor) -> Fields:
+        """Describe a matrix of wave.c, in float32: it has few bytes and many rows."""
+        return self._matrix(_whole(matrix.float(), -2), _whole(bias, 0))
 
 
 def _taken(weight: Tensor) -> Tensor:
@@ -281,11 +263,34 @@ def _taken(weight: Tensor) -> Tensor:
     return weight.detach()
 
 
-def _by_phase(up: Any) -> Tensor:
-    """Return the weight of a TransposedConv of two strides as [out, rate, in, 2].
+def _whole(weight: Tensor, axis: int) -> Tensor:
+    """Return a weight with zeros after the last channel of an axis, up to a multiple of WIDEST."""
+    padding = -weight.shape[axis] % WIDEST
+    return F.pad(weight.movedim(axis, -1), (0, padding)).movedim(-1, axis)
+
+
+def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
+    """Return a TransposedConv of two strides as a matrix [rate * out, stride + in], and its bias.
 
     Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase.
-    The last axis has the earlier input first.
+    The matrix takes the earlier input first, and the other one `stride` floats after it.
     """
-    weight: Tensor = up.weight
-    return weight.unflatten(2, (2, up.stride[0])).flip(2).permute(1, 3, 0, 2)
+    rate = up.stride[0]
+    taps = _whole(up.weight, 1).unflatten(2, (2, rate)).flip(2)  # [in, out, 2, rate]
+    padded = F.pad(taps.permute(3, 1, 2, 0), (0, stride - len(taps)))  # [rate, out, 2, stride]
+    matrix = padded.flatten(2).flatten(0, 1)
+    return matrix[:, : stride + len(taps)], _whole(up.bias, 0).repeat(rate)
+
+
+def _by_point(weight: Tensor) -> Tensor:
+    """Return a convolution [out, in, taps] as matrices [8, out, in], one a point of wave.c.
+
+    Those of 0 and of infinity are the first and the last tap. Another point's is the polynomial of
+    the taps, divided by the distances to the other points.
+    """
+    shares = torch.zeros(len(POINTS) + 2, TAPS, dtype=torch.float64)
+    shares[0, 0] = shares[-1, -1] = 1
+    for i, point in enumerate(POINTS, 1):
+        distances = [point - other for other in (0.0, *POINTS) if other != point]
+        shares[i] = torch.tensor([point**k / prod(distances) for k in range(TAPS)])
+    return (weight.double() @ shares.T).movedim(-1, 0)

@@ -37,11 +37,8 @@ enum { PANELS_AT_ONCE = 4 };
 /* Queries that one call of attend takes, which share their keys. */
 enum { QUERIES = 32 };
 
-/* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
- * after a channel's last sample are read and written, too. */
-enum { MORE_SAMPLES = 64 };
-/* Most floats that one vector has. */
-enum { WIDEST = 16 };
+/* Points at which a convolution of code2wav's units multiplies, and inputs of a pair of outputs. */
+enum { POINTS = 8 };
 
 typedef struct {
     const char *name;
@@ -75,18 +72,14 @@ typedef struct {
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
                    const int64_t *to, int64_t count, const float *keys, const float *values,
                    int64_t width, float *scratch);
-    /* y[o][t] = bias[o] + the sum over i and k of weight of i, k, o times x[i][t + k * dilation], or
-     * y += where add. x [into channels, samples + (taps - 1) * dilation], y [out, samples], up to
-     * CHANNELS of them; weight [into, taps, CHANNELS]. */
-    void (*convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                     const float *weight, const float *bias, int64_t into, int64_t out,
-                     int64_t taps, int64_t dilation, int64_t samples, int add);
-    /* y = x for bfloat16 numbers, `count` of them. */
-    void (*widen)(float *y, const void *x, int64_t count);
-    /* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */
-    void (*snake)(float *y, const float *x, float frequency, float inverse_magnitude,
-                  int64_t samples);
-    /* The same for one sample of every channel; y may be x. */
+    /* Write the inputs of a pair of outputs, POINTS rows x [width], as those of each point, y [POINTS,
+     * width], which lie y_stride floats apart: see wave.c. Up to WIDEST floats after each row are read
+     * and written, too. */
+    void (*spread)(float *y, int64_t y_stride, const float *const *x, int64_t width);
+    /* Add up products of the points [POINTS, count]: the first outputs of pairs replace the first
+     * [count], the second ones the second. count: a multiple of PANEL. */
+    void (*gather)(float *products, int64_t count);
+    /* y = x + inverse_magnitude * sin(frequency * x)^2 for one sample of every channel; y may be x. */
     void (*snake_row)(float *y, const float *x, const float *frequency,
                       const float *inverse_magnitude, int64_t width);
     /* The first of the elements from `from` on that is above a bound or NaN, and has its bit in the

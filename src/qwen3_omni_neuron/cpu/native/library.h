@@ -206,8 +206,8 @@ int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
 
 /* ---- code2wav ---- */
 
-/* Output channels whose weights lie side by side: see convolve. */
-enum { CHANNELS = 12 };
+/* Most floats that one vector has, of which rows of code2wav's decoder blocks are multiples. */
+enum { WIDEST = 16 };
 /* Residual units of a block. */
 enum { UNITS = 3 };
 
@@ -215,26 +215,20 @@ typedef struct {
     const float *frequency, *inverse_magnitude; /* [width] */
 } Snake;
 
-/* A convolution: weights in the layout that `convolve` takes, and a bias for each output. */
-typedef struct {
-    const void *weight;
-    const float *bias;
-    int64_t type; /* FLOAT32 or BFLOAT16 */
-} Filter;
-
 /* A residual unit. */
 typedef struct {
     int64_t dilation;
     Snake first, second;
-    Filter conv, point; /* of 7 taps and of 1 */
+    Matrix conv;  /* 8 of [channels, channels], one a point: see wave.c */
+    Matrix point; /* [channels, channels] */
 } Unit;
 
 /* A decoder block. */
 typedef struct {
-    int64_t into, out, rate;
+    int64_t into, out, rate; /* into, out: channels, with zeros after the last one up to WIDEST */
     Snake act;
-    Filter up; /* outputs out * rate, 2 taps: of the input before, of the input; without weights in
-                  the first block, whose upsampling is code2wav.c's */
+    Matrix up; /* [rate * out, 2 taps * into]: of the input before, of the input; without panels in the
+                  first block, whose upsampling is code2wav.c's */
     Unit units[UNITS];
 } Block;
 
@@ -243,7 +237,7 @@ typedef struct {
     int64_t blocks;
     const Block *block; /* [blocks] */
     Snake act;
-    Filter conv; /* 1 output, 7 taps */
+    Matrix conv; /* [7 taps, channels]; its bias is the last tap's */
 } Wave;
 
 /* Transposed convolution and ConvNeXt block (model.code2wav.Upsample). */

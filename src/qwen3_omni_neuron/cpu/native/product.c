@@ -8,6 +8,9 @@
 #include "kernels.h"
 
 enum { ROWS_A_TASK = 8 };
+/* Rows that one task multiplies: enough for its panels to be read seldom, few enough for matrices of few
+ * panels to be shared. */
+enum { MOST_ROWS = 960 };
 
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w)
 {
@@ -47,10 +50,12 @@ typedef struct {
 static void multiply_panels(void *work, int64_t task, float *unused)
 {
     const Product *p = work;
-    int64_t first = task * p->group;
+    int64_t groups = groups_of(p->w->out, p->group), first = task % groups * p->group;
+    int64_t row = task / groups * MOST_ROWS;
     (void)unused;
-    kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
-                      smaller(p->group, panels_of(p->w->out) - first), p->add, NULL);
+    kernels->multiply(p->y + row * p->y_stride + first * PANEL, p->y_stride,
+                      p->x + row * p->x_stride, p->x_stride, smaller(MOST_ROWS, p->rows - row), p->w,
+                      first, smaller(p->group, panels_of(p->w->out) - first), p->add, NULL);
 }
 
 int64_t group_for(int64_t rows)
@@ -63,7 +68,8 @@ static int product_of(Team *team, float *y, int64_t y_stride, const float *x, in
                       int64_t rows, const Matrix *w, int add)
 {
     Product p = {y, x, y_stride, x_stride, rows, group_for(rows), w, add};
-    return run_tasks(team, multiply_panels, &p, groups_of(w->out, p.group),
+    int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    return run_tasks(team, multiply_panels, &p, blocks * groups_of(w->out, p.group),
                      cost_of(rows, w->into * w->out), 1);
 }
 

@@ -261,6 +261,13 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
 #define VNNI_TILES(rows, vectors)
 #endif
 SHAPES(SHAPE)
+#if LANES == 16 /* for outputs that end in the middle of a panel */
+TILE(FLOAT32, 12, 1)
+TILE(FLOAT32, 4, 1)
+TILE(FLOAT32, 1, 1)
+#elif LANES == 8
+TILE(FLOAT32, 1, 2)
+#endif
 #undef SHAPE
 #undef TILE
 
@@ -282,6 +289,13 @@ static const struct {
     SHAPES(SHAPE)
 #undef VNNI_TILES
 #undef SHAPE
+#if LANES == 16
+    {12, 1, {TILE(FLOAT32, 12, 1)}},
+    {4, 1, {TILE(FLOAT32, 4, 1)}},
+    {1, 1, {TILE(FLOAT32, 1, 1)}},
+#elif LANES == 8
+    {1, 2, {TILE(FLOAT32, 1, 2)}},
+#endif
 #undef TILE
 };
 #undef SHAPES
@@ -296,15 +310,15 @@ static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
     return s;
 }
 
-/* multiply for whole panels: y has all their outputs. */
+/* multiply for the first `outs` outputs, which are whole panels, or of FLOAT32 whole vectors. */
 static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                                 int64_t rows, const Matrix *w, int64_t first, int64_t outs,
                                  int add, const char *next, int vnni)
 {
     int type = (int)w->type;
     if (vnni && has_own_inputs(w))
         type = type == INT4 ? INT4_VNNI : INT8_VNNI;
-    int64_t outs = panels * PANEL;
+    int64_t panels = panels_of(outs);
     Tiles t = {y,        x,
                y_stride, x_stride,
                outs,     add,
@@ -335,33 +349,33 @@ static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64
                                int64_t rows, const Matrix *w, int64_t first, int64_t panels,
                                int add, const char *next, int vnni)
 {
-    int64_t outs = w->out - first * PANEL, whole = smaller(panels, outs / PANEL);
+    int64_t outs = smaller(panels * PANEL, w->out - first * PANEL), whole = outs / PANEL;
+    if (w->type == FLOAT32 && outs % WIDEST == 0)
+        whole = panels;
     if (whole > 0)
-        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, next, vnni);
+        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, smaller(outs, whole * PANEL),
+                             add, next, vnni);
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
     Matrix last = *w;
     last.panels = (const char *)w->panels + (first + whole) * panel_bytes(w);
     last.out = PANEL;
-    last.scale = last.bias = 0;
-    float some[TILE_ROWS * PANEL];
+    float some[TILE_ROWS * PANEL], scale[PANEL] = {0}, bias[PANEL] = {0};
     outs -= whole * PANEL;
     y += whole * PANEL;
     first = (first + whole) * PANEL;
+    if (w->scale != 0)
+        last.scale = memcpy(scale, w->scale + first, (size_t)outs * sizeof(float));
+    if (w->bias != 0)
+        last.bias = memcpy(bias, w->bias + first, (size_t)outs * sizeof(float));
     for (int64_t done = 0; done < rows; done += TILE_ROWS) {
         int64_t now = smaller(rows - done, TILE_ROWS);
-        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0,
-                             next, vnni);
+        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0,
+                             PANEL, 0, next, vnni);
         for (int64_t r = 0; r < now; r++)
             for (int64_t o = 0; o < outs; o++) {
                 float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
-                if (w->scale != 0)
-                    result *= w->scale[first + o];
-                if (has_own_inputs(w))
-                    ROUNDED(result);
-                if (w->bias != 0)
-                    result += w->bias[first + o];
                 *to = add ? result + *to : result;
             }
     }
@@ -744,70 +758,37 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
 
 /* ---- audio ---- */
 
-/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. weight: of the
- * first of the channels in their panel. */
-INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                                const float *weight, const float *bias, int outs, int vectors,
-                                int64_t into, int64_t taps, int64_t dilation, int add)
+/* The polynomials of the points are the products of (x - point) over all other points; the even and the odd
+ * terms of a point and of its negative are the same but for the signs. */
+static void KIND(spread)(float *y, int64_t y_stride, const float *const *x, int64_t width)
 {
-    Vector sums[CHANNELS][4];
-    for (int o = 0; o < outs; o++)
-        for (int v = 0; v < vectors; v++)
-            sums[o][v] = (Vector){0} + bias[o];
-    for (int64_t i = 0; i < into; i++) {
-        const float *at = x + i * x_stride;
-        for (int64_t k = 0; k < taps; k++, at += dilation, weight += CHANNELS) {
-            Vector from[4];
-            for (int v = 0; v < vectors; v++)
-                from[v] = READ(at + v * LANES);
-            for (int o = 0; o < outs; o++)
-                for (int v = 0; v < vectors; v++)
-                    sums[o][v] += from[v] * weight[o];
+    for (int64_t i = 0; i < width; i += LANES, y += LANES) {
+        Vector in[POINTS], even[3], odd[3];
+        for (int k = 0; k < POINTS; k++)
+            in[k] = READ(x[k] + i);
+        even[0] = in[2] + in[6] - in[4] * 4.25f;
+        odd[0] = in[1] + in[5] - in[3] * 4.25f;
+        even[1] = in[6] + in[2] * 0.25f - in[4] * 1.25f;
+        odd[1] = in[1] * 0.5f - in[3] * 2.5f + in[5] * 2.0f;
+        even[2] = in[6] + in[2] * 4.0f - in[4] * 5.0f;
+        odd[2] = in[1] * 2.0f - in[3] * 2.5f + in[5] * 0.5f;
+        AT(y) = in[0] - in[6] + (in[4] - in[2]) * 5.25f;
+        for (int k = 0; k < 3; k++) {
+            AT(y + (2 * k + 1) * y_stride) = even[k] + odd[k];
+            AT(y + (2 * k + 2) * y_stride) = even[k] - odd[k];
         }
+        AT(y + 7 * y_stride) = in[7] - in[1] + (in[3] - in[5]) * 5.25f;
     }
-    for (int o = 0; o < outs; o++)
-        for (int v = 0; v < vectors; v++) {
-            float *to = y + o * y_stride + v * LANES;
-            if (add)
-                sums[o][v] += READ(to);
-            AT(to) = sums[o][v];
-        }
 }
 
-/* Channels of a tile of two vectors of samples, so that the sums fill the registers. */
-#define TILE_CHANNELS (LANES == 16 ? CHANNELS : CHANNELS / 2)
-
-static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                           const float *weight, const float *bias, int64_t into, int64_t out,
-                           int64_t taps, int64_t dilation, int64_t samples, int add)
+static void KIND(gather)(float *products, int64_t count)
 {
-    int64_t o = 0, t = 0;
-#define TILE(outs, vectors)                                                                      \
-    KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o, bias + o,   \
-                        outs, vectors, into, taps, dilation, add)
-    for (; o + TILE_CHANNELS <= out; o += TILE_CHANNELS) {
-        for (t = 0; t + LANES < samples; t += 2 * LANES)
-            TILE(TILE_CHANNELS, 2);
-        if (t < samples)
-            TILE(TILE_CHANNELS, 1);
-    }
-    for (; o + 4 <= out; o += 4)
-        for (t = 0; t < samples; t += 2 * LANES)
-            TILE(4, 2);
-    for (; o < out; o++)
-        for (t = 0; t < samples; t += 4 * LANES)
-            TILE(1, 4);
-#undef TILE
-}
-
-static void KIND(widen)(float *y, const void *x, int64_t count)
-{
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        AT(y + i) = KIND(widened)(x, i, BFLOAT16);
-    for (; i < count; i++) {
-        uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
-        memcpy(y + i, &bits, sizeof bits);
+    for (float *p = products, *end = p + count; p < end; p += LANES) {
+        Vector of[POINTS];
+        for (int i = 0; i < POINTS; i++)
+            of[i] = READ(p + i * count);
+        AT(p) = of[0] + (of[1] + of[2]) + (of[3] + of[4]) + (of[5] + of[6]);
+        AT(p + count) = of[7] + (of[1] - of[2]) + (of[3] - of[4]) * 2.0f + (of[5] - of[6]) * 0.5f;
     }
 }
 
@@ -823,15 +804,6 @@ INLINE Vector KIND(squared_sines)(Vector x)
     total = total * square - 1.0f / 6;
     total = total * square * r + r;
     return total * total;
-}
-
-static void KIND(snake)(float *y, const float *x, float frequency, float inverse_magnitude,
-                        int64_t samples)
-{
-    for (int64_t t = 0; t < samples; t += LANES) {
-        Vector from = READ(x + t);
-        AT(y + t) = from + KIND(squared_sines)(from * frequency) * inverse_magnitude;
-    }
 }
 
 static void KIND(snake_row)(float *y, const float *a, const float *frequency,
@@ -956,9 +928,8 @@ static void KIND(quantise)(void *block, const float *w, int64_t group)
     .gelu_tanh = KIND(gelu_tanh),                                                                \
     .exponentials = KIND(exponentials),                                                          \
     .attend = KIND(attend),                                                                      \
-    .convolve = KIND(convolve),                                                                  \
-    .widen = KIND(widen),                                                                        \
-    .snake = KIND(snake),                                                                        \
+    .spread = KIND(spread),                                                                      \
+    .gather = KIND(gather),                                                                      \
     .snake_row = KIND(snake_row),                                                                \
     .first_above = KIND(first_above),
 static const Kernels KIND(kernels) = {.name = NAME(KIND()), .multiply = KIND(multiply), OTHERS};
@@ -971,7 +942,6 @@ static const Kernels KIND(vnni_kernels) = {
 #undef NAME
 #undef NAME_OF
 #undef FOR_EACH
-#undef TILE_CHANNELS
 #undef CHUNK
 #undef AHEAD
 #undef NEAR

@@ -16,9 +16,9 @@ int64_t wave_samples(const Wave *wave, int64_t inputs, int first);
 /* Multiplications of the samples of so many inputs, about. */
 int64_t wave_cost(const Wave *wave, int64_t inputs);
 
-/* Compute the samples of one stream. x [inputs, channels]. state: changed in place; zeros at a
- * stream's start. Returns 0 without memory. */
-int run_wave(Team *team, const Wave *wave, const float *x, int64_t inputs, int first, float *state,
-             float *samples);
+/* Compute the samples of one stream. x [inputs, channels]; before: inputs of the stream before these.
+ * state: changed in place; zeros at a stream's start. Returns 0 without memory. */
+int run_wave(Team *team, const Wave *wave, const float *x, int64_t before, int64_t inputs,
+             float *state, float *samples);
 
 #endif
