@@ -125,8 +125,8 @@ BAD_MEDIA: list[tuple[dict[str, Any], int, str]] = [
     ),
     ({"type": "audio", "audio": "/etc/passwd"}, 400, "invalid_value"),
     ({"type": "image", "image": "/etc/passwd"}, 400, "invalid_value"),
-    ({"type": "image_url", "image_url": "data:image/png;base64,"}, 400, "invalid_value"),
-    ({"type": "image_url"}, 400, "invalid_value"),
+    ({"type": "image_url", "image_url": "data:image/png;base64,"}, 400, "invalid_type"),
+    ({"type": "image_url"}, 400, "missing_required_parameter"),
 ]
 
 

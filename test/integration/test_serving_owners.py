@@ -150,6 +150,10 @@ def refused_as(server: Server, key: str) -> int:
     return refused.value.response.status_code
 
 
-def test_a_server_without_keys_makes_no_client_secrets(server) -> None:
-    with pytest.raises(openai.BadRequestError, match="has no API keys"):
-        made_secret(server, "none")
+def test_a_secret_of_a_server_without_keys_opens_a_session_with_its_settings(server) -> None:
+    made = made_secret(server, "none", session={"type": "realtime", "instructions": "Be brief."})
+    assert made.value.startswith("ek_")
+    with calling(server, made.value) as caller:
+        assert caller.heard[0].session.instructions == "Be brief."
+    with calling(server, made.value[:-4] + "AAAA") as caller:  # no key is needed
+        assert caller.heard[0].session.instructions == ""

@@ -401,10 +401,40 @@ def test_a_removed_name_is_refused_with_what_to_use_instead(monkeypatch) -> None
     assert said.startswith("/v1/audio/translations was removed: ask for a translation")
 
 
+# What is wrong with a body, and the code of its error.
+CODES: Sequence[tuple[Json, str]] = (
+    ({"messages": None}, "invalid_type"),
+    ({"messages": [{"content": "a"}]}, "missing_required_parameter"),
+    ({"colour": "red"}, "unknown_parameter"),
+    ({"mm_processor_kwargs": {"colour": "red"}}, "unknown_parameter"),
+    ({"sampling_params_list": [{"colour": "red"}]}, "unknown_parameter"),
+    ({"structured_outputs": {"colour": "red"}}, "unknown_parameter"),
+    ({"temperature": "a"}, "invalid_type"),
+    ({"temperature": 3}, "invalid_value"),
+    ({"functions": [{"name": "f"}]}, "invalid_value"),
+)
+
+
+def test_the_code_of_an_error_names_its_kind() -> None:
+    for body, code in CODES:
+        with pytest.raises(ApiError) as refused:
+            read(body)
+        assert refused.value.code == code
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        with pytest.raises(ApiError, match=f"^{name} can only be .* Use {instead}"):
+            read({name: [{"name": "f"}]})
+
+
 def test_a_checkpoint_thinks_as_it_does() -> None:
-    for given in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
+    for given in (
+        *({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        *({"thinking": {"type": "disabled"}}, {"thinking": {"type": "auto"}}, {"thinking": {}}),
+    ):
         assert read(given)[0] == read({})[0]
     for given, said in (
+        ({"thinking": {"type": "enabled"}}, "^thinking.type: this checkpoint never thinks"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "can only have the type"),
+        ({"thinking": 5}, "can only have the type"),
         ({"enable_thinking": True}, "^enable_thinking: this checkpoint never thinks"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "never thinks"),
         ({"chat_template_kwargs": {"colour": 1}}, "can only have enable_thinking"),
@@ -634,10 +664,10 @@ FLAT_RESULT: Json = {"type": "function_call_output", "call_id": "c", "output": "
 
 
 def read_speech(body: Json) -> Found:
-    full = {"input": "Hi.", "voice": "Ethan", "model": "own", **body}
+    full = {"input": "Hi.", "model": "own", **body}
     wanted = parse_json(speech.SpeechRequest, json.dumps(full).encode())
     asked = wanted.model_dump(exclude={"voice", *FIELDS[SPEECH]})
-    return (asked, VOICES.speaker(wanted.voice, "voice")), sent(SPEECH, wanted, "own")
+    return (asked, VOICES.speaker(wanted.voice or "Ethan", "voice")), sent(SPEECH, wanted, "own")
 
 
 def read_transcription(body: Json) -> Found:
@@ -1016,6 +1046,7 @@ ENDPOINTS = {
             "input": differs("input", "Ho."),
             "response_format": differs("response_format", "wav"),
             "speed": differs("speed", 2),
+            "stream": differs("stream", True),
             "stream_format": differs("stream_format", "sse"),
             "voice": differs("voice", "Chelsie"),
             "voice.id": differs("voice", {"id": "Chelsie"}),

@@ -153,10 +153,9 @@ class Gate:
         authorization, keys = _authorization(headers), self._service.keys
         is_socket = scope["type"] == "websocket" and context.path in SOCKETS
         guest = keys.guest(authorization) if is_socket else None
-        if guest is None:
-            context.owner = keys.owner(authorization, address)
-        else:
+        if guest is not None:
             context.owner, context.session = guest
+        context.owner = context.owner or keys.owner(authorization, address)
         if context.path == "/metrics":
             return True
         if self._service.model.ending:

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import math
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -49,7 +50,7 @@ class Keys:
         self._signers = {
             _owner_of(digest): hmac.digest(key, _SIGNED, "sha256")
             for key, digest in zip(encoded, self._digests, strict=True)
-        }
+        } or {"": secrets.token_bytes(32)}  # without keys secrets end with the server
 
     def owner(self, authorization: bytes | None, address: str) -> str:
         """Return a name for a request's sender, from its key or, without keys, its address.
@@ -75,13 +76,6 @@ class Keys:
 
         session: settings with which these begin. expires_at: Unix seconds. Raises ApiError.
         """
-        if owner not in self._signers:
-            raise ApiError(
-                400,
-                "this server has no API keys, with which secrets are signed: a client needs none. "
-                "Connect without one, or start the server with --api-keys.",
-                "unsupported",
-            )
         size = len(json.dumps(session, separators=(",", ":")))
         if size > MOST_SECRET_BYTES:
             raise ApiError(
@@ -92,13 +86,14 @@ class Keys:
                 "session",
             )
         content = json.dumps([expires_at, session], separators=(",", ":"), allow_nan=False).encode()
-        signed = hmac.digest(self._signers[owner], content, "sha256") + content
+        signer = self._signers[owner if self._digests else ""]
+        signed = hmac.digest(signer, content, "sha256") + content
         return (_SECRET + pybase64.urlsafe_b64encode(signed).rstrip(b"=")).decode()
 
     def guest(self, authorization: bytes | None) -> tuple[str, dict[str, Any]] | None:
-        """Return the owner of a valid secret and the settings of its sessions, else None.
+        """Return the owner of a valid secret, "" without keys, and the settings of its sessions.
 
-        authorization: as for `owner`. Every key is tried, in the same time.
+        None for another. authorization: as for `owner`. Every key is tried, in the same time.
         """
         scheme, _, secret = (authorization or b"").partition(b" ")
         secret = secret.strip()

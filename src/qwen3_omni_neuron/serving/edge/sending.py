@@ -1,5 +1,7 @@
 """Sending of the answer to one request, in pieces that wait for the client."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -14,8 +16,14 @@ PIECE_BYTES = 1 << 16
 """Largest part of an answer that is sent at a time."""
 WARNINGS = b"x-warnings"
 """Header with sentences about files that are not used whole, or not as they are."""
-_EXPOSED = b"retry-after, x-finish-reason, x-request-id, x-voice, x-warnings"
+_RATES = "limit", "remaining", "reset"
+_EXPOSED = (
+    b"openai-processing-ms, retry-after, x-finish-reason, x-ratelimit-limit-requests, "
+    b"x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-request-id, x-voice, x-warnings"
+)
 _MOST_HEADER = 2000  # bytes of the header with warnings: clients refuse long ones
+WAITING_S = 15.0
+"""Time between two comments while the first event of a stream is awaited: proxies wait for 30 s."""
 _LAST_S = 1.0  # time to send an error
 _MORE = b" ..."  # end of a header that has not all of the warnings
 
@@ -58,21 +66,33 @@ class AnswerSender:
         """Send pieces as they are made. An error before the first one is raised.
 
         last_event: returns the event of an error after the first piece; None: the pieces are no
-        events. A client that reads slowly slows the generator, and with it the request.
+        events. While the first event is awaited, a comment is sent every WAITING_S. A client that
+        reads slowly slows the generator, and with it the request.
         """
         async with aclosing(pieces):
-            piece = await anext(pieces)
-            self._start = {"type": "http.response.start", "status": 200, "headers": headers}
-            self._last_event = last_event
+            first = asyncio.ensure_future(anext(pieces))
             try:
-                await self._send_body(piece, True)
-                async for piece in pieces:
-                    await self._send_body(piece, True)
-            except Exception as error:
-                refusal = self._service.failed(error, self._context)
-                self._context.refused(refusal)
-                await self.refuse(refusal)
-                return
+                await asyncio.wait([first], timeout=WAITING_S if last_event else None)
+                if first.done():
+                    first.result()  # raises an error, which still has a status
+                self._start = {"type": "http.response.start", "status": 200, "headers": headers}
+                self._last_event = last_event
+                try:
+                    while not first.done():
+                        await self._send_body(b": waiting\n\n", True)
+                        await asyncio.wait([first], timeout=WAITING_S)
+                    await self._send_body(first.result(), True)
+                    async for piece in pieces:
+                        await self._send_body(piece, True)
+                except Exception as error:
+                    refusal = self._service.failed(error, self._context)
+                    self._context.refused(refusal)
+                    await self.refuse(refusal)
+                    return
+            finally:
+                first.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([first])
         await self._send_body(b"", False)
 
     async def permit(self, asked: bytes) -> None:
@@ -119,7 +139,15 @@ class AnswerSender:
             return
         self._context.status = start["status"]
         headers: Sequence[tuple[bytes, bytes]] = start.get("headers", ())
-        own = [(b"x-request-id", self._context.request_id.encode())]
+        ms = int(1000 * (time.perf_counter() - self._context.started_s))
+        own = [
+            (b"x-request-id", self._context.request_id.encode()),
+            (b"openai-processing-ms", b"%d" % ms),
+        ]
+        for rate in self._service.rates.left(self._context.owner) if self._context.owner else ():
+            values = rate["limit"], rate["remaining"], f"{rate['reset_seconds']:.3f}s"
+            for name, value in zip(_RATES, values, strict=True):
+                own.append((f"x-ratelimit-{name}-requests".encode(), str(value).encode()))
         if self._context.warnings:
             own.append((WARNINGS, _header_of(self._context.warnings)))
         if self._context.origin is not None:

@@ -206,8 +206,9 @@ class ChatReply(Reply):
         told = b"null" if logprobs is None else to_json(logprobs)
         end = f',"finish_reason":{reason}}}],"modality":"{modality}"'.encode()
         options = self.wanted.stream_options
-        if options is not None and options.continuous:
-            end += b',"usage":' + to_json(running_usage(self._prompt_tokens, self._made))
+        if options is not None and options.include_usage:
+            made = running_usage(self._prompt_tokens, self._made) if options.continuous else None
+            end += b',"usage":' + to_json(made)
         return b"".join((self._before_delta, *delta, b',"logprobs":', told, end, b"}\n\n"))
 
 

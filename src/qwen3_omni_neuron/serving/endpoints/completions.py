@@ -114,15 +114,18 @@ class Completion(Answer):
 
     def _next(self, events: Sequence[Event]) -> list[bytes]:
         text = self._take(events)
-        if not text:
-            return []
-        piece = self._frame(text)
-        if self._options is not None and self._options.continuous:
-            piece["usage"] = running_usage(self._prompt_tokens, self._made)
-        return [json_event(piece)]
+        return [self._piece(text)] if text else []
+
+    def _piece(self, text: str, finish_reason: str | None = None) -> bytes:
+        piece = self._frame(text, finish_reason)
+        if self._options is not None and self._options.include_usage:
+            continuous = self._options.continuous
+            usage = running_usage(self._prompt_tokens, self._made) if continuous else None
+            piece["usage"] = usage
+        return json_event(piece)
 
     def _last(self) -> list[bytes]:
-        pieces = [json_event(self._frame("", self._ended.thinker_finish_reason))]
+        pieces = [self._piece("", self._ended.thinker_finish_reason)]
         if self._options is not None and self._options.include_usage:
             pieces.append(json_event(self._frame() | {"usage": self._usage()}))
         return [*pieces, DONE]

@@ -44,13 +44,15 @@ class SpeechRequest(bodies.ClientObject):
     further = schemas_of_options({*get_type_hints(SpeechArguments)} - {"speaker", "seed", "owner"})
     model: str | None = None
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
-    voice: VoiceName
+    voice: VoiceName | None = None
     response_format: Annotated[
         Literal["mp3", "opus", "flac", "wav", "pcm"], bodies.lower_name(pcm16="pcm", ogg="opus")
     ] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
+    stream: bool | None = None
     instructions: str | None = Field(None, max_length=MOST_CHARACTERS)
+    language: str | None = Field(None, max_length=80)
     seed: Seed | None = None
 
     @property
@@ -71,7 +73,7 @@ class SpeechRequest(bodies.ClientObject):
         the client has to request streaming. Other formats are sent at the end.
         """
         return self.response_format == "pcm" or (
-            self.response_format == "wav" and self.stream_format is not None
+            self.response_format == "wav" and bool(self.stream_format or self.stream)
         )
 
 
@@ -106,7 +108,8 @@ def _start(service: Service, context: Context) -> "SpokenText":
     if not omni.info.speakers:
         message = "this checkpoint has no talker: it can write text, not speak."
         raise ApiError(400, message, "no_speech", "model")
-    speaker = service.voices_of(omni).speaker(wanted.voice, "voice")
+    voices = service.voices_of(omni)
+    speaker = voices.speaker(wanted.voice or voices.names[0], "voice")
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from qwen3_omni_neuron.errors import REMOVED_FIELDS, did_you_mean, removed
 from qwen3_omni_neuron.prompt.pauses import pause
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.errors import UNKNOWN, ApiError, wrong_value
 from qwen3_omni_neuron.serving.service import Service
 
 OTHER_MODELS = (
@@ -35,6 +35,10 @@ MOST_VALUES = 1 << 17  # commas and openings of lists and objects in a JSON text
 # and a million escapes are more text than a prompt holds.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
+_CODES = {
+    **{"missing": "missing_required_parameter", "type": "invalid_type"},
+    "extra_forbidden": UNKNOWN,
+}
 _UNION = "union"  # type of the error of a union that no member fits
 
 
@@ -120,11 +124,18 @@ def parse_json(kind: type[Body], body: bytes) -> Body:
         raise refused_field(error) from error
 
 
-def refused_field(error: ValidationError) -> ApiError:
-    """Return the error for the first wrong field of a body."""
-    path, message = first_wrong(error)
-    message = f"{path or 'the body'}: {message} See the table of fields in docs/serving.md."
-    return wrong_value(message, path or None)
+def refused_field(
+    error: ValidationError,
+    before: str = "",
+    what: str = "the body",
+    see: str = "the table of fields in docs/serving.md",
+) -> ApiError:
+    """Return the error for the first wrong field of a body. before: see `first_wrong`."""
+    path, message = first_wrong(error, before)
+    kind = error.errors(include_url=False)[0]["type"]
+    kind = "type" if kind.endswith("_type") else kind
+    message = f"{path or what}: {message} See {see}."
+    return wrong_value(message, path or None, _CODES.get(kind, "invalid_value"))
 
 
 def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     OneOf,
     lower_name,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.errors import UNKNOWN, ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
     CHAT,
     Seed,
@@ -483,7 +483,7 @@ def _stage_options(wanted: ChatRequest) -> Json:
             if value is not None and name not in known:
                 message = f"{place}.{name[:80]}: this field is unknown here."
                 message += did_you_mean(name, known)
-                raise wrong_value(message, f"{place}.{name}"[:200])
+                raise wrong_value(message, f"{place}.{name}"[:200], UNKNOWN)
         given = {ours[name]: stage[name] for name in ours if stage.get(name) is not None}
         if ours and stage.get("temperature") == 0:
             temperature = ours["temperature"]

@@ -38,6 +38,10 @@ _KINDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], int, str]]
 )
 
 
+UNKNOWN = "unknown_parameter"
+"""Code of the error for a field that nobody knows."""
+
+
 class ApiError(Exception):
     """A refusal or failure with an HTTP status.
 
@@ -60,8 +64,8 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
-        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
-        kind = kind or ("invalid_request_error" if self.status < 500 else "server_error")
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -78,9 +82,9 @@ class ApiError(Exception):
         return {"retry-after": str(self.retry_after_s)}
 
 
-def wrong_value(message: str, param: str | None) -> ApiError:
-    """Return the error for a field's value."""
-    return ApiError(400, message, "invalid_value", param)
+def wrong_value(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
+    """Return the error for a field."""
+    return ApiError(400, message, code, param)
 
 
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:

@@ -51,6 +51,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "add_generation_prompt": (True, ""),
     "continue_final_message": (False, COMPLETIONS),
     "priority": (0, ""),
+    **{"functions": ([], "tools"), "function_call": (None, "tool_choice")},
 }
 """Fields of these engines and of chat: the only value, and what to use instead."""
 
@@ -120,7 +121,7 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     },
     RESPONSE: {"": "include include_obfuscation starting_after"},
     INPUT_ITEMS: {"": "include"},
-    SPEECH: {"": "model instructions"},
+    SPEECH: {"": "model instructions language"},
     TRANSCRIPTIONS: {"": "model language languages keywords prompt"},
     REALTIME: {
         "": "model prompt reasoning tracing",
@@ -142,6 +143,7 @@ send back as they got it.
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("metadata", "store", "return_stage_metrics", "include_obfuscation"), False),
     **{"service_tier": "auto", "verbosity": "medium", "language": "unknown", "speed": 1},
+    f"{SPEECH} language": "Auto",
     f"{RESPONSES} include": [LOGPROBS],
 }
 
@@ -200,6 +202,7 @@ Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
 """OpenAI's seed; `seed_of` makes it one of this API."""
 _OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
 _TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
+_THINKING = {"enabled": True, "disabled": False, "auto": None, None: None}
 
 
 def _only(refused: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
@@ -214,6 +217,7 @@ ENGINE_FIELDS: Mapping[str, Any] = {
     STRUCTURED: {"type": "object", "description": f"a grammar: {', '.join(STRUCTURED_FIELDS)}"},
     _TEMPLATE: {"type": "object", "description": f"{_THINKS}, as the checkpoint has it"},
     _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
+    "thinking": {"type": "object", "description": "type: as the checkpoint does, or auto"},
 }
 """Schemas of the fields of engines, by name."""
 
@@ -313,9 +317,17 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     template = {} if given.get(_TEMPLATE) is None else given[_TEMPLATE]
     if not isinstance(template, Mapping) or set(template) - {_THINKS}:
         raise wrong_value(f"{_TEMPLATE} can only have {_THINKS} here.", _TEMPLATE)
-    places = {_THINKS: given, f"{_TEMPLATE}.{_THINKS}": template}  # the former is DashScope's
-    for place, fields in places.items():
-        if fields.get(_THINKS) not in (None, thinks):
+    thinking = given.get("thinking") or {}
+    kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
+    if kind not in _THINKING or (isinstance(thinking, Mapping) and set(thinking) - {"type"}):
+        raise wrong_value("thinking can only have the type enabled, disabled or auto.", "thinking")
+    asked_of = {
+        _THINKS: given.get(_THINKS),  # DashScope's
+        f"{_TEMPLATE}.{_THINKS}": template.get(_THINKS),
+        "thinking.type": _THINKING[kind],
+    }
+    for place, value in asked_of.items():
+        if value not in (None, thinks):
             does = "always" if thinks else "never"
             raise wrong_value(f"{place}: this checkpoint {does} thinks. Leave it out.", place)
     return options

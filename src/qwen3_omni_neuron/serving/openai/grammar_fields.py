@@ -6,7 +6,7 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import format_value
 from qwen3_omni_neuron.serving.openai.bodies import read_json
-from qwen3_omni_neuron.serving.openai.errors import wrong_value
+from qwen3_omni_neuron.serving.openai.errors import UNKNOWN, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import GRAMMAR_FIELDS, STRUCTURED, STRUCTURED_FIELDS
 
 Json = dict[str, Any]
@@ -24,7 +24,9 @@ def grammar_of(given: Mapping[str, Any]) -> tuple[str, Json] | None:
         if inner[name] not in (None, False):
             known = ", ".join(STRUCTURED_FIELDS)
             path = f"{STRUCTURED}.{name}"[:200]
-            raise wrong_value(f"{path}: this field is unknown here. It may have {known}.", path)
+            raise wrong_value(
+                f"{path}: this field is unknown here. It may have {known}.", path, UNKNOWN
+            )
     asked = {name: (kind, given.get(name)) for name, kind in GRAMMAR_FIELDS.items()}
     asked |= {f"{STRUCTURED}.{n}": (kind, inner.get(n)) for n, kind in STRUCTURED_FIELDS.items()}
     (path, (kind, value)), *others = [

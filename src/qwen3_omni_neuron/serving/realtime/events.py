@@ -16,10 +16,10 @@ from qwen3_omni_neuron.serving.edge.context import Context
 from qwen3_omni_neuron.serving.openai.bodies import (
     ClientObject,
     OneOf,
-    first_wrong,
     read_json,
+    refused_field,
 )
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime import dashscope
@@ -216,9 +216,7 @@ def read_items(given: Any) -> list[Item | ItemReference]:
 
 def wrong_field(error: ValidationError, before: str = "") -> ApiError:
     """Return the error that names the first wrong field. before: as of `first_wrong`."""
-    path, message = first_wrong(error, before)
-    message = f"{path or 'the event'}: {message} See docs/realtime.md."
-    return wrong_value(message, path or None)
+    return refused_field(error, before, "the event", "docs/realtime.md")
 
 
 @dataclass(frozen=True)

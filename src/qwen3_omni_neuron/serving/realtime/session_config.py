@@ -17,7 +17,7 @@ from qwen3_omni_neuron.serving.openai.bodies import (
     unknown_field,
 )
 from qwen3_omni_neuron.serving.openai.chat_request import CHAT_OPTIONS, function_tools
-from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
+from qwen3_omni_neuron.serving.openai.errors import UNKNOWN, ApiError, wrong_value
 from qwen3_omni_neuron.serving.openai.fields import VoiceName, Voices, seed_of
 from qwen3_omni_neuron.serving.openai.responses import FlatNamedTool, Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
@@ -310,7 +310,7 @@ def _check_transcribing(given: Mapping[str, Any]) -> None:
         path = wrong[0][:80]
         message = "a session of type transcription has type, audio.input and include alone."
         message = f"{path}: {message}"
-        raise ApiError(400, message, "unknown_field", path)
+        raise ApiError(400, message, UNKNOWN, path)
 
 
 def response_config(
@@ -386,7 +386,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
     for name, value in given.items():
         if name not in _OPTIONS:
             message = f"{name[:80]}: {unknown_field(config, name, _OPTIONS)} See docs/realtime.md."
-            raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
+            raise ApiError(400, message, UNKNOWN, f"{where}.{name[:80]}")
         try:
             _OPTIONS[name].check(seed_of(value) if name == "seed" else value)
         except OptionError as error:
