@@ -1,8 +1,9 @@
 """Videos for tests: frames of a flat grey that encodes their number, and a tone of 440 Hz."""
 
 import io
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,47 +23,28 @@ def frame_numbers(frames: np.ndarray) -> list[int]:
     return [round(float(grey) / STEP) for grey in middle]
 
 
-def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    while content:
-        size = int.from_bytes(content[:4], "big")
-        yield content[4:8], content[8:size]
-        content = content[size:]
-
-
-def _box(name: bytes, *content: bytes) -> bytes:
-    return (8 + sum(map(len, content))).to_bytes(4, "big") + name + b"".join(content)
-
-
-def _edited(track: bytes, parts: Sequence[tuple[float, float | None]], movie_rate: int) -> bytes:
-    boxes = dict(_boxes(track))
-    rate = int.from_bytes(dict(_boxes(boxes[b"mdia"]))[b"mdhd"][12:16], "big")
-    # The edit list that FFmpeg wrote begins at the first frame.
-    first = int.from_bytes(dict(_boxes(boxes[b"edts"]))[b"elst"][12:16], "big")
-    edits = b"".join(
-        struct.pack(
-            ">IiI",
-            round(length * movie_rate),
-            -1 if begin is None else round(begin * rate) + first,
-            1 << 16,
-        )
-        for length, begin in parts
-    )
-    boxes[b"edts"] = _box(b"elst", bytes(4), len(parts).to_bytes(4, "big"), edits)
-    return b"".join(_box(*box) for box in boxes.items())
-
-
 def with_edits(video: bytes, parts: Sequence[tuple[float, float | None]]) -> bytes:
-    """Return an MP4 of PyAV with an edit list for every track.
+    """Return an MP4 of make_video with an edit list for every track.
 
     parts: length, and where in the track it begins, in seconds; None: nothing is shown.
     """
-    moov = dict(_boxes(video))[b"moov"]
-    movie_rate = int.from_bytes(dict(_boxes(moov))[b"mvhd"][12:16], "big")
-    tracks = [
-        _box(name, _edited(content, parts, movie_rate) if name == b"trak" else content)
-        for name, content in _boxes(moov)
-    ]
-    return b"".join(_box(n, *(tracks if n == b"moov" else [c])) for n, c in _boxes(video))
+    made = bytearray(video)
+    movie_rate = int.from_bytes(video[video.index(b"mvhd") + 16 :][:4], "big")
+    for found in reversed([at.start() for at in re.finditer(b"elst", video)]):
+        rate = int.from_bytes(video[video.index(b"mdhd", found) + 16 :][:4], "big")
+        first = int.from_bytes(
+            video[found + 16 : found + 20], "big"
+        )  # FFmpeg's, of the first frame
+        made[found + 8 : found + 24] = struct.pack(">I", len(parts))
+        for length, begin in reversed(parts):
+            at = -1 if begin is None else round(begin * rate) + first
+            entry = struct.pack(">IiI", round(length * movie_rate), at, 1 << 16)
+            made[found + 12 : found + 12] = entry
+        for name in (b"elst", b"edts", b"trak", b"moov"):  # moov is the last box
+            at = video.rindex(name, 0, found + 4) - 4
+            (size,) = struct.unpack_from(">I", made, at)
+            struct.pack_into(">I", made, at, size + 12 * (len(parts) - 1))
+    return bytes(made)
 
 
 def make_video(

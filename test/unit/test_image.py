@@ -4,6 +4,7 @@ import io
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from PIL import Image, ImageFile
 
 from qwen3_omni_neuron.errors import ImageError, PromptTooLongError
 from qwen3_omni_neuron.prompt.media.image import load_image
-from testing.made_pictures import bmp, png, tiff
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -111,128 +111,113 @@ def test_16_bit_grey_keeps_its_greys() -> None:
 GREY = np.linspace(0, 1, 48).reshape(6, 8, 1)
 RGB = np.concatenate([GREY, 1 - GREY, np.roll(GREY, 5)], axis=2)
 ALPHA = np.repeat([0, 128 / 255, 1, 1, 1, 1], 8).reshape(6, 8, 1)
-PALETTE = np.round(RGB.reshape(-1, 3)[:4] * 255).astype(np.uint8)
 
 
 def stored(levels: np.ndarray, bits: int) -> np.ndarray:
-    kind = np.uint8 if bits <= 8 else np.uint16 if bits <= 16 else np.uint32
-    return np.round(levels * (2**bits - 1)).astype(kind)
+    return np.round(levels * (2**bits - 1)).astype(np.uint8 if bits <= 8 else np.uint16)
 
 
 def on_white(levels: np.ndarray, alpha: np.ndarray | float = 1.0) -> np.ndarray:
     return np.broadcast_to(255 * (levels * alpha + 1 - np.asarray(alpha)), (6, 8, 3))
 
 
-def keyed(levels: np.ndarray, bits: int) -> tuple[bytes, np.ndarray]:
-    """A PNG one of whose values is transparent, and how it looks."""
-    numbers = stored(levels, bits)
-    key = numbers[3, 3]
-    chunk = {b"tRNS": key.astype(">u2").tobytes()}
-    there = (numbers != key).any(axis=2, keepdims=True)
-    kind = 0 if len(key) == 1 else 2
-    return png(numbers, kind, bits, chunk), on_white(numbers / (2**bits - 1), there)
+def png(samples: np.ndarray, kind: int, bits: int, key: bytes = b"") -> bytes:
+    """Return a PNG. kind: its colour type. key: the colour that is transparent."""
+    digits = (samples.reshape(6, -1, 1).astype(int) >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(np.pad(digits.reshape(6, -1), ((0, 0), (8, 0))).astype(np.uint8), axis=1)
+    made = b"\x89PNG\r\n\x1a\n"
+    head = struct.pack(">II5B", 8, 6, bits, kind, 0, 0, 0)
+    chunks = {b"IHDR": head, b"tRNS": key, b"IDAT": zlib.compress(rows.tobytes()), b"IEND": b""}
+    for name, data in chunks.items():
+        if data or name != b"tRNS":
+            made += struct.pack(">I", len(data)) + name + data
+            made += struct.pack(">I", zlib.crc32(name + data))
+    return made
 
 
-def pillow(mode: str, kind: str) -> tuple[bytes, np.ndarray]:
-    """A file as Pillow writes it, and how it looks."""
-    pixels = Image.fromarray(stored(np.concatenate([RGB, ALPHA], axis=2), 8))
-    levels = np.asarray(pixels.convert("L"))[..., None] / 255 if mode[0] == "L" else RGB
-    pixels = pixels.convert("LA") if mode[0] == "L" else pixels
-    pixels = pixels if "A" in mode else pixels.convert("L" if mode == "L" else "RGB").convert(mode)
-    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}
-    return file_of(pixels, kind, **options.get(kind, {})), on_white(levels, ALPHA ** ("A" in mode))
+def tiff(samples: np.ndarray, tag: int = 0, value: int = 0) -> bytes:
+    """Return a TIFF of Pillow with another value of a tag."""
+    form = {339: value} if tag == 339 else {}  # not there by default
+    content = file_of(Image.fromarray(samples.squeeze()), "TIFF", tiffinfo=form)
+    at = content.index(struct.pack("<HHI", tag, 3, 1)) + 8 if tag else len(content)
+    return content[:at] + (struct.pack("<H", value) if tag else b"") + content[at + 2 :]
 
 
-def forms() -> Iterator[tuple[str, tuple[bytes, np.ndarray | None]]]:
+def bmp(samples: np.ndarray) -> bytes:
+    """Return a BMP of blue, green, red and alpha, whose header names alpha."""
+    rows = samples[::-1].tobytes()
+    head = struct.pack("<IiiHHIIiiII", 108, 8, 6, 1, 32, 3, len(rows), 0, 0, 0, 0)
+    head += struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000).ljust(68, b"\0")
+    return b"BM" + struct.pack("<IHHI", 122 + len(rows), 0, 0, 122) + head + rows
+
+
+def forms() -> Iterator[tuple[str, bytes, np.ndarray | None]]:
     """Yield every form of a file that Pillow reads, and how it looks; None: refused."""
+    both, multiplied = np.dstack([RGB, ALPHA]), np.dstack([RGB * ALPHA, ALPHA])
+    white = on_white(RGB, ALPHA)
     for bits in (1, 2, 4, 8, 16):
-        grey = stored(GREY, bits)
-        looks = on_white(grey / (2**bits - 1))
-        yield f"png-grey-{bits}", (png(grey, 0, bits, {}), looks)
-        yield f"png-grey-{bits}-key", keyed(GREY, bits)
-        yield f"tiff-grey-{bits}", (tiff(grey, bits, 1), looks)
-        yield f"tiff-grey-{bits}-0-is-white", (tiff(grey, bits, 0), 255 - looks)
+        for levels, kind in ((GREY, 0), (RGB, 2))[: 1 + (bits >= 8)]:
+            numbers = stored(levels, bits)
+            key, looks = numbers[3, 3], numbers / (2**bits - 1)
+            there = (numbers != key).any(axis=2, keepdims=True)
+            yield f"png-{kind}-{bits}", png(numbers, kind, bits), on_white(looks)
+            content = png(numbers, kind, bits, key.astype(">u2").tobytes())
+            yield f"png-{kind}-{bits}-key", content, on_white(looks, there)
     for bits in (8, 16):
-        both = stored(np.concatenate([RGB, ALPHA], axis=2), bits)
-        whole = on_white(RGB, ALPHA)
-        yield f"png-rgb-{bits}", (png(both[..., :3], 2, bits, {}), on_white(RGB))
-        yield f"png-rgb-{bits}-key", keyed(RGB, bits)
-        yield f"png-rgba-{bits}", (png(both, 6, bits, {}), whole)
-        yield f"png-la-{bits}", (png(both[..., ::3], 4, bits, {}), on_white(GREY, ALPHA))
-        yield f"tiff-rgb-{bits}", (tiff(both[..., :3], bits, 2), on_white(RGB))
-        yield f"tiff-rgba-{bits}", (tiff(both, bits, 2, extra=[2]), whole)
-        yield f"tiff-rgbx-{bits}", (tiff(both, bits, 2, extra=[0]), on_white(RGB))
-        times = stored(np.concatenate([RGB * ALPHA, ALPHA], axis=2), bits)
-        yield f"tiff-rgba-{bits}-multiplied", (tiff(times, bits, 2, extra=[1]), whole)
-        yield (
-            f"tiff-cmyk-{bits}",
-            (tiff(stored(np.dstack([RGB, 0 * GREY]), bits), bits, 5), on_white(1 - RGB)),
-        )
-    la = stored(np.concatenate([GREY, ALPHA], axis=2), 8)
-    yield "tiff-la", (tiff(la, 8, 1, extra=[2]), on_white(GREY, ALPHA))
-    la = stored(np.concatenate([GREY * ALPHA, ALPHA], axis=2), 8)
-    yield "tiff-la-multiplied", (tiff(la, 8, 1, extra=[1]), on_white(GREY, ALPHA))
-    index = np.arange(48).reshape(6, 8, 1) % 4
-    chunks = {b"PLTE": PALETTE.tobytes(), b"tRNS": bytes([0, 128])}
-    alpha = np.array([0, 128 / 255, 1, 1])[index]
-    looks = on_white(PALETTE[index[..., 0]] / 255, alpha)
-    for bits in (2, 4, 8):
-        yield f"png-palette-{bits}", (png(index.astype("u1"), 3, bits, chunks), looks)
-    yield "tiff-grey-12", (tiff(stored(GREY, 12), 12, 1), on_white(GREY))
-    for name, form, levels, bits in (
-        ("unsigned-32", 1, stored(GREY, 32), 32),
-        ("signed-32", 2, (GREY * (2**31 - 1)).astype("i4"), 32),
-        ("signed-16", 2, (GREY * (2**15 - 1)).astype("i2"), 16),
-        ("float", 3, GREY.astype("f4"), 32),
-        ("float-to-255", 3, (GREY * 255).astype("f4"), 32),
+        yield f"png-rgba-{bits}", png(stored(both, bits), 6, bits), white
+        yield f"png-la-{bits}", png(stored(both, bits)[..., ::3], 4, bits), on_white(GREY, ALPHA)
+        yield f"tiff-grey-{bits}", tiff(stored(GREY, bits)), on_white(GREY)
+        yield f"tiff-grey-{bits}-0-is-white", tiff(stored(GREY, bits), 262, 0), on_white(1 - GREY)
+    la = stored(multiplied, 8)[..., ::3]
+    yield "tiff-la-multiplied", tiff(la, 338, 1), on_white(GREY, ALPHA)
+    yield "tiff-rgba-multiplied", tiff(stored(multiplied, 8), 338, 1), white
+    yield "tiff-rgb-more", tiff(stored(both, 8), 338, 0), on_white(RGB)
+    numbers = np.round(GREY * (2**32 - 1)).astype("u4").view("i4")
+    yield "tiff-unsigned-32", tiff(numbers, 339, 1), on_white(GREY)
+    yield "tiff-signed-32", tiff((GREY * (2**31 - 1)).astype("i4")), on_white(GREY)
+    yield "tiff-signed-16", tiff((GREY * (2**15 - 1)).astype("u2"), 339, 2), on_white(GREY)
+    for factor, offset in ((1, 0), (255, 0), (999, 0), (2, -1), (np.nan, 0)):
+        looks = on_white(GREY) if factor in (1, 255) else None
+        yield f"tiff-float-{factor}", tiff((GREY * factor + offset).astype("f4")), looks
+    yield "tiff-below-0", tiff((GREY * 1000 - 500).astype("i4")), None
+    yield "bmp-alpha", bmp(stored(both[..., [2, 1, 0, 3]], 8)), white
+    yield "bmp-alpha-0", bmp(stored(both[..., [2, 1, 0, 3]] * [1, 1, 1, 0], 8)), on_white(RGB)
+    lossless = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}
+    for name in (
+        "TIFF RGB RGBA CMYK YCbCr",
+        "BMP RGB",
+        "WEBP RGB RGBA",
+        "JPEG RGB CMYK",
+        "PNG RGBA",
     ):
-        yield f"tiff-{name}", (tiff(levels, bits, 1, form=form), on_white(GREY))
-    for name, form, levels, bits in (
-        ("below-0", 2, (GREY * 1000 - 500).astype("i4"), 32),
-        ("float-below-0", 3, (GREY * 2 - 1).astype("f4"), 32),
-        ("float-above-255", 3, (GREY * 999).astype("f4"), 32),
-        ("nan", 3, (GREY * np.nan).astype("f4"), 32),
-        ("half", 3, GREY.astype("f2"), 16),
-        ("double", 3, GREY.astype("f8"), 64),
-    ):
-        yield f"tiff-{name}", (tiff(levels, bits, 1, form=form), None)
-    bgr = stored(RGB[..., ::-1], 8)
-    yield "bmp-alpha", (bmp(np.dstack([bgr, stored(ALPHA, 8)])), on_white(RGB, ALPHA))
-    yield "bmp-alpha-0", (bmp(np.dstack([bgr, 0 * bgr[..., :1]])), on_white(RGB))
-    for mode, kind in (
-        *[(mode, "TIFF") for mode in ("L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")],
-        *[("RGB", "BMP"), ("L", "BMP"), ("L", "GIF"), ("RGB", "WEBP"), ("RGBA", "WEBP")],
-        *[("L", "JPEG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGBA", "PNG"), ("LA", "PNG")],
-    ):
-        yield f"pillow-{mode}-{kind}", pillow(mode, kind)
+        kind, *modes = name.split()
+        for mode in modes:
+            looks = on_white(RGB, ALPHA ** ("A" in mode))
+            pixels = Image.fromarray(stored(both, 8))
+            pixels = pixels if mode == "RGBA" else pixels.convert("RGB").convert(mode)
+            yield f"{kind.lower()}-{mode}", file_of(pixels, kind, **lossless.get(kind, {})), looks
 
 
-FORMS = dict(forms())
+FORMS = {name: (content, looks) for name, content, looks in forms()}
 PIPES = {"png": "png_pipe", "tiff": "tiff_pipe", "bmp": "bmp_pipe"}
-# FFmpeg reads 32 bits, floats and half floats not at all, and otherwise than their specifications
-# say: key colours below 8 bits, multiplied alpha, CMYK of 16 bits, more samples, signed numbers.
-NOT_FFMPEG = re.compile(r"-[124]-key|multiplied|cmyk-16|rgbx|signed|float|half|double|nan|below-0")
+# FFmpeg reads 32 bits and floats not at all, and otherwise than their specifications say: key
+# colours below 8 bits, multiplied alpha, more samples, signed numbers.
+NOT_FFMPEG = re.compile(r"-[124]-key|multiplied|more|signed|float|below-0|YCbCr")
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_numbers_of_a_file_are_read_as_its_format_says(name) -> None:
     content, looks = FORMS[name]
     if looks is None:
-        with pytest.raises(ImageError, match=r"^here: \d+ bytes (has grey|is an image that)"):
+        with pytest.raises(ImageError, match=r"^here: \d+ bytes has grey values from "):
             load(content)
         return
-    off = 5 if name.endswith(("JPEG", "YCbCr-TIFF")) else 2
-    assert np.abs(load(content) - looks).max() <= off
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in FORMS if n.split("-")[0] in PIPES and not NOT_FFMPEG.search(n)]
-)
-def test_a_file_looks_as_ffmpeg_shows_it(name) -> None:
-    with av.open(io.BytesIO(FORMS[name][0]), format=PIPES[name.split("-")[0]]) as file:
-        shown = next(file.decode(video=0)).to_ndarray(format="rgba") / 255
-    looks = on_white(shown[..., :3], shown[..., 3:])
-    assert np.abs(load(FORMS[name][0]) - looks).max() <= 3
+    assert np.abs(load(content) - looks).max() <= (5 if "jpeg" in name or "YCbCr" in name else 2)
+    if (kind := name.split("-")[0]) in PIPES and not NOT_FFMPEG.search(name):
+        with av.open(io.BytesIO(content), format=PIPES[kind]) as file:
+            shown = next(file.decode(video=0)).to_ndarray(format="rgba") / 255
+        looks = on_white(shown[..., :3], shown[..., 3:])
+        assert np.abs(load(content) - looks).max() <= 3, "FFmpeg shows it otherwise"
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "CMYK", "YCbCr", "HSV", "F", "RGBX"])
@@ -243,14 +228,12 @@ def test_every_mode_becomes_rgb(mode) -> None:
 
 
 def test_modes_of_pil_images_that_no_file_has() -> None:
-    pixels = Image.fromarray(stored(np.concatenate([RGB, ALPHA], axis=2), 8))
-    grey = stored(GREY, 16)
+    grey, both = stored(GREY, 16), stored(np.dstack([RGB, ALPHA]), 8)
     for picture, looks in (
-        (pixels.convert("RGBa"), on_white(RGB, ALPHA)),
-        (Image.fromarray(stored(np.dstack([GREY, ALPHA]), 8)).convert("La"), on_white(GREY, ALPHA)),
+        (Image.fromarray(both).convert("RGBa"), on_white(RGB, ALPHA)),
+        (Image.fromarray(both[..., ::3].copy()).convert("La"), on_white(GREY, ALPHA)),
         (Image.new("RGBA", (8, 6)).quantize(2), on_white(RGB, 0.0)),  # alpha in its palette
         (Image.frombytes("I;16B", (8, 6), grey.astype(">u2").tobytes()), on_white(GREY)),
-        (Image.frombytes("I;16L", (8, 6), grey.astype("<u2").tobytes()), on_white(GREY)),
         (Image.fromarray(grey[..., 0].astype("i4")), on_white(GREY)),
     ):
         assert np.abs(load(picture) - looks).max() <= 3, picture.mode
