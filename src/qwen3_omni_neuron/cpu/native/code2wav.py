@@ -190,6 +190,7 @@ class _Packing:
     def _wave(self, model: Code2Wav) -> Fields:
         blocks = [self._block(block, first=i == 0) for i, block in enumerate(model.blocks)]
         last = model.conv_out
+        assert last.bias is not None
         return {
             "blocks": len(blocks),
             "block": self._weights.array("Block", blocks),
