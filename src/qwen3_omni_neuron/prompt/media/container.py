@@ -159,6 +159,7 @@ class Packets:
     """Packets of a stream, and what all the file's packets tell of losses.
 
     failed: number that could not be read or decoded. restarts: how often timestamps began anew.
+    missing: sentences about stretches of sound that timestamps leave out.
     """
 
     def __init__(self, container: "InputContainer", stream: "Stream"):
@@ -169,7 +170,7 @@ class Packets:
         # Time by which FFmpeg may shift parts of an edit list, and whether packets are left out.
         self._unsure_s, self._left_out, self._behind = 0.0, False, False
         self._first_s = self._heard_s = math.inf
-        self._stretches: list[tuple[float, float]] = []
+        self.missing: list[str] = []
 
     def __iter__(self) -> "Iterator[Packet]":
         """Yield the packets that can be read. Raises av.FFmpegError if none can."""
@@ -235,17 +236,13 @@ class Packets:
         if frame.pts is not None and frame.time_base:
             now_s = float(frame.pts * frame.time_base)
             self._first_s = min(self._first_s, now_s)
-            if now_s - self._heard_s > max(length_s / 2, _JITTER_S):
-                self._stretches.append((self._heard_s - self._first_s, now_s - self._heard_s))
+            lacking_s, at_s = now_s - self._heard_s, self._heard_s - self._first_s
+            if lacking_s > max(length_s / 2, _JITTER_S) and len(self.missing) <= _NAMED_STRETCHES:
+                more = len(self.missing) == _NAMED_STRETCHES
+                said = f"{lacking_s:.2f} s are missing at {at_s:.2f} s"
+                self.missing.append("further stretches are missing" if more else said)
             self._heard_s = now_s
         self._heard_s += length_s
-
-    def missing(self) -> list[str]:
-        """Return the stretches of sound that lie between the timestamps and are not there."""
-        said = [f"{s:.2f} s are missing at {at:.2f} s" for at, s in self._stretches]
-        rest = [length for _, length in self._stretches[_NAMED_STRETCHES:]]
-        more = [f"{sum(rest):.2f} s more in {len(rest)} stretches"] if rest else []
-        return said[:_NAMED_STRETCHES] + more
 
     def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
         """Return what is lost of the file; empty if it is whole.
@@ -265,11 +262,10 @@ class Packets:
             said.append("its timestamps begin anew, as those of joined files")
         with open_media(source, where, AudioError) as file:
             if name == "ogg":
-                faults, _ = _read_pages(file)
-                said += faults
+                said += (faults := _read_pages(file)[0])
                 if faults and _MISSING_S < self._first_s < math.inf:
-                    self._stretches.insert(0, (0.0, self._first_s))
-            said += self.missing()
+                    said.append(f"{self._first_s:.2f} s are missing at 0.00 s")
+            said += self.missing
             if name == "mpegts" and file.read(1) == b"G" and file.seek(0, 2) % _TS_PACKET:
                 said.append("its last packet is cut short")
             if name == "wav":

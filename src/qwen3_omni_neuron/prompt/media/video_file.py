@@ -525,7 +525,7 @@ def _read_audio(
             limit_s,
         )
         said = [f"{packets.failed} packets of it can't be decoded"] if packets.failed else []
-        if said := said + packets.missing():
+        if said := said + packets.missing:
             warn(f"{place} is damaged: {'; '.join(said)}. The rest is used.")
     return made
 
