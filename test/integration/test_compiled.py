@@ -192,7 +192,7 @@ def test_an_argument_that_contradicts_the_tree_is_refused_by_name(checkpoint, tr
         "target": ("neuron", "cpu"),
     }
     for name, (ours, theirs) in given.items():
-        said = f"{name} is {ours!r}, and .* was compiled with {theirs!r}"
+        said = f"{name} is {ours!r}, but .* was compiled with {theirs!r}"
         with pytest.raises(OptionError, match=said):
             Qwen3Omni.load(checkpoint, compiled_path=tree, **{name: ours})
 
@@ -256,9 +256,9 @@ def test_a_file_of_the_right_size_with_other_tensors_is_named(checkpoint, copy, 
     (copy / WEIGHTS).write_bytes(bytes(len(raw)))
     with pytest.raises(ArtifactError, match=r"weights.safetensors can't be read"):
         Qwen3Omni.load(checkpoint, compiled_path=copy)
-    with pytest.raises(ArtifactError, match=r"float32 .* and torch.float64"):
+    with pytest.raises(ArtifactError, match=r"float32 .* instead of torch.float64"):
         load_compiled_models(copy, config, "float64", ("thinker",), packed=True)
-    with pytest.raises(ArtifactError, match=r"float32 .* and torch.bfloat16"):
+    with pytest.raises(ArtifactError, match=r"float32 .* instead of torch.bfloat16"):
         load_compiled_models(copy, config, "mixed", ("talker",), packed=True)
     with pytest.raises(ArtifactError, match=r"differ, thinker.*_scale first"):
         load_compiled_models(copy, config, "int8", ("thinker",), packed=True)

@@ -156,7 +156,7 @@ def test_what_does_not_fit_a_target_is_refused(checkpoint, tree) -> None:
         OptionError, match=r"give compiled_path. To compile: qwen3-omni-neuron comp"
     ):
         Qwen3Omni.load(checkpoint, target="neuron")
-    with pytest.raises(OptionError, match=r"target is 'cpu', and .* compiled with 'neuron'"):
+    with pytest.raises(OptionError, match=r"target is 'cpu', but .* compiled with 'neuron'"):
         Qwen3Omni.load(checkpoint, compiled_path=tree, target="cpu")
     with pytest.raises(
         OptionError, match=r"cores is only for the targets on Neuron, .* for target cpu"

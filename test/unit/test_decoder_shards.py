@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -
     text = replace(config.thinker.text, vocab_size=vocabulary)
     other = replace(config, thinker=replace(config.thinker, text=text))
     spec = DecoderSpec("thinker", other, plan_of(1))
-    with pytest.raises(CheckpointError, match=r"has shape .*config\.json says"):
+    with pytest.raises(CheckpointError, match=r"has shape .*config\.json requires"):
         write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
 
 

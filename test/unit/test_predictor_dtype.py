@@ -257,6 +257,6 @@ def test_a_tree_of_an_earlier_version_is_what_it_was(checkpoint: Path, tmp_path:
     loading: dict[str, Any] = {"dtype": "bfloat16", "predictor_dtype": "same"}
     with Qwen3Omni.load(checkpoint, max_concurrency=1, **loading) as omni:
         assert omni.say("Yes.", **SHORT).codes.tolist() == ours
-    said = "predictor_dtype is 'mixed', and .* was compiled with 'same'"
+    said = "predictor_dtype is 'mixed', but .* was compiled with 'same'"
     with pytest.raises(OptionError, match=said):
         Qwen3Omni.load(checkpoint, compiled_path=tree, predictor_dtype="mixed")
