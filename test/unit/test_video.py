@@ -115,7 +115,6 @@ EDITS: dict[str, tuple[list[tuple[float, float | None]], list[int]]] = {
     "between frames": ([(2.0, 1.05)], [*range(11, 31)]),
     "delay": ([(0.5, None), (2.0, 1.0)], [*range(10, 30)]),
     "two parts": ([(1.0, 0.5), (1.0, 3.0)], [*range(5, 15), *range(30, 40)]),
-    "again": ([(1.0, 0.0), (1.0, 0.5)], [*range(10), *range(5, 15)]),
     "another order": ([(1.0, 3.0), (1.0, 0.0)], [*range(30, 40), *range(10)]),
 }
 
