@@ -16,7 +16,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.errors import ExitStatus, OutputError
 from qwen3_omni_neuron.events import playing
-from qwen3_omni_neuron.events.encoding import encode_sound
+from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.events.speech_file import SUFFIXES, SpeechFile
 from qwen3_omni_neuron.serving.server import Server
 from testing.command_examples import examples
@@ -150,19 +150,19 @@ KINDS = {
 
 @pytest.mark.parametrize("suffix", SUFFIXES.split(", "))
 def test_the_name_of_the_output_says_its_format(tmp_path, suffix) -> None:
-    """In pieces as speech comes, and whole: what the server sends as a file of this format."""
     out = tmp_path / f"Speech.{suffix[1:].upper()}"
     samples = np.sin(np.arange(36_000, dtype=np.float32) / 9) / 2
     with SpeechFile(out, 24000) as file:
         for first in range(0, len(samples), 1920):
             file.write(samples[first : first + 1920])
-    served = {".pcm": "pcm16", ".ogg": "opus"}.get(suffix, suffix[1:])
-    if served in ("wav", "pcm16", "flac"):
-        assert out.read_bytes() == encode_sound(samples, 24000, served)
-    if served != "pcm16":
-        info = soundfile.info(out)
-        assert (info.format, info.subtype) == KINDS[served]
-        assert (info.samplerate, info.channels, info.frames) == (24000, 1, len(samples))
+    if suffix == ".pcm":
+        assert out.read_bytes() == pcm16(samples)
+        return
+    info = soundfile.info(out)
+    assert (info.format, info.subtype) == KINDS["opus" if suffix == ".ogg" else suffix[1:]]
+    assert (info.samplerate, info.channels, info.frames) == (24000, 1, len(samples))
+    if suffix in (".wav", ".flac"):
+        assert soundfile.read(out, dtype="int16")[0].tobytes() == pcm16(samples)
 
 
 @pytest.mark.usefixtures("warm_commands")

@@ -357,9 +357,9 @@ def test_a_wrong_request_is_refused_in_openais_shape(client) -> None:
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"modalities": ["video"]}, 400, "modalities"),
         ({"modalities": ["text", "audio"], "audio": {"voice": "Bob"}}, 400, "Aiden, Chelsie"),
-        ({"modalities": ["audio"], "audio": {"format": "aac"}}, 400, "audio.format"),
+        ({"modalities": ["audio"], "audio": {"format": "m4a"}}, 400, "audio.format"),
         (
-            {"modalities": ["audio"], "audio": {"format": "mp3"}, "stream": True},
+            {"modalities": ["audio"], "audio": {"format": "flac"}, "stream": True},
             400,
             "can't be streamed",
         ),

@@ -24,10 +24,12 @@ from starlette.types import Message, Receive, Scope, Send
 from qwen3_omni_neuron.engines.process import heap
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError, ToolCallError
-from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.events.encoding import pcm16, wav_header
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.serving.edge.gate import Gate
 from qwen3_omni_neuron.serving.edge.keys import Keys, RequestRates, read_keys
 from qwen3_omni_neuron.serving.edge.quotas import Quota
+from qwen3_omni_neuron.serving.endpoints.sound import SoundEncoder, encode_sound
 from qwen3_omni_neuron.serving.kept import (
     MOST_CHARACTERS,
     KeptResponse,
@@ -269,20 +271,38 @@ def test_samples_are_rounded_to_16_bits_however_many_they_are(count) -> None:
 
 def test_sounds_are_what_they_say() -> None:
     samples = np.sin(np.arange(24000, dtype=np.float32) / 9) * 0.5
-    assert encode_sound(samples, 24000, "pcm16") == pcm16(samples)
-    wav = encode_sound(samples, 24000, "wav")
+    assert encode_sound(samples, "pcm16") == pcm16(samples)
+    wav = encode_sound(samples, "wav")
     assert wav == wav_header(24000, 48000) + pcm16(samples)
     read, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
     assert rate == 24000
     assert np.abs(read - samples).max() < 1e-4
     for sound_format, magic in (("flac", b"fLaC"), ("opus", b"OggS"), ("mp3", b"\xff")):
-        data = encode_sound(samples, 24000, sound_format)
+        data = encode_sound(samples, sound_format)
         assert data.startswith(magic)
         read, rate = soundfile.read(io.BytesIO(data))
         assert abs(len(read) / rate - 1) < 0.06
         loudest = np.abs(np.fft.rfft(read[:rate])).argmax()  # in Hz, of one second
         assert abs(loudest - 24000 / 9 / (2 * np.pi)) < 3
-    assert encode_sound(samples[:0], 24000, "wav") == wav_header(24000, 0)
+    assert encode_sound(samples[:0], "wav") == wav_header(24000, 0)
+
+
+@pytest.mark.parametrize(("sound_format", "delay"), [("mp3", 1105), ("opus", 0), ("aac", 1024)])
+def test_sound_leaves_as_it_is_made_without_gaps_or_clicks(sound_format, delay) -> None:
+    """delay: samples of silence before the sound."""
+    at_s = np.arange(5 * 24000) / 24000
+    samples = (0.4 * np.sin(2 * np.pi * 150 * at_s * (1 + at_s / 5))).astype(np.float32)
+    encoder, once = SoundEncoder(sound_format), SoundEncoder(sound_format)
+    ends = [1365, *range(3285, 24000, 1920), len(samples) - 1]
+    pieces = [encoder.push(part) for part in np.split(samples, ends)]
+    assert all(pieces[sound_format == "aac" : -1])  # AAC's first frame needs two chunks
+    made = b"".join(pieces) + encoder.finish()
+    assert made == once.push(samples) + once.finish()
+    heard = load_waveform({"audio": made}, 24000, "made")[delay : delay + len(samples)]
+    whole = load_waveform({"audio": encode_sound(samples, sound_format)}, 24000, "whole")
+    whole = whole[delay * (sound_format == "aac") :]  # a whole MP3's header has its delay
+    np.testing.assert_allclose(heard[:-2400], whole[: len(heard)][:-2400], atol=1e-4)
+    assert np.abs(heard - samples[: len(heard)])[2400:-2400].max() < 0.04
 
 
 def test_memory_of_an_idle_server_goes_back_every_few_seconds(monkeypatch) -> None:

@@ -1,23 +1,11 @@
-"""Encoding of a reply's samples as raw PCM, WAV, FLAC, MP3 or Ogg Opus."""
+"""Encoding of samples as 16-bit PCM, and into the file of a reply's speech."""
 
-import io
 import struct
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
-"""Formats of `SoundWriter`."""
-STREAMED_FORMATS = ("pcm16", "wav")
-"""Formats that can be streamed during generation, without an encoder's delay."""
-MEDIA_TYPES = {
-    "wav": "audio/wav",
-    "mp3": "audio/mpeg",
-    "flac": "audio/flac",
-    "opus": "audio/ogg",
-    "pcm16": "audio/pcm",
-}
 _LIBSNDFILE = {
     "wav": {"format": "WAV", "subtype": "PCM_16"},
     "mp3": {"format": "MP3", "subtype": "MPEG_LAYER_III"},
@@ -63,7 +51,7 @@ class SoundWriter:
     """Encoder of mono samples into a file, in 16 bits if lossless; Opus in Ogg."""
 
     def __init__(self, file: bytes | BinaryIO, sample_rate: int, sound_format: str):
-        """file: its path, or an open file. sound_format: one of SOUND_FORMATS.
+        """file: its path, or an open file. sound_format: a key of _LIBSNDFILE.
 
         Raises soundfile.SoundFileError, as do the methods.
         """
@@ -79,12 +67,3 @@ class SoundWriter:
     def close(self) -> None:
         """Complete the file."""
         self._file.close()
-
-
-def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: str) -> bytes:
-    """Encode a whole reply in one of SOUND_FORMATS."""
-    file = io.BytesIO()
-    writer = SoundWriter(file, sample_rate, sound_format)
-    writer.write(samples)
-    writer.close()
-    return file.getvalue()

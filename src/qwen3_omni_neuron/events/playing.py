@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import NotInstalledError, OutputError, printable
-from qwen3_omni_neuron.events.encoding import encode_sound
+from qwen3_omni_neuron.events.encoding import pcm16, wav_header
 from qwen3_omni_neuron.events.speech_file import SpeechFile
 
 PROGRAMS = {
@@ -32,7 +32,8 @@ def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = Fals
 
     autoplay: begin when shown.
     """
-    data = b64encode(encode_sound(samples, sample_rate, "wav")).decode()
+    sound = pcm16(samples)
+    data = b64encode(wav_header(sample_rate, len(sound)) + sound).decode()
     begins = " autoplay" if autoplay else ""
     return f'<audio controls{begins} src="data:audio/wav;base64,{data}"></audio>'
 

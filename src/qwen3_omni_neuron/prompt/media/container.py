@@ -425,6 +425,8 @@ def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Sect
         with soundfile.SoundFile(nameless) as audio:
             rate, promised = audio.samplerate, audio.frames / audio.samplerate
             at_once = max(1, min(_READ_FRAMES, BLOCK_NUMBERS // audio.channels))
+            # Without it libsndfile decodes the first 0.2 s of FFmpeg's Opus wrongly.
+            audio.seek(0)
             try:
                 # Not SoundFile.blocks(): it repeats the last block if the file ends earlier.
                 while len(block := audio.read(at_once, dtype="float32", always_2d=True)):

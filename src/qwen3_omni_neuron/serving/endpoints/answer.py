@@ -181,7 +181,7 @@ class Answer(ABC):
         pieces = self._first()
         with closing(self._served) as served:
             async for events in served:
-                pieces += self._next(events)
+                pieces += await self._next(events)
                 if self._result is None and pieces:
                     yield b"".join(pieces)
                     pieces = []
@@ -201,7 +201,7 @@ class Answer(ABC):
         return []
 
     @abstractmethod
-    def _next(self, events: Sequence[Event]) -> list[bytes]:
+    async def _next(self, events: Sequence[Event]) -> list[bytes]:
         """Take events that came together. Returns their server-sent events."""
 
     @abstractmethod

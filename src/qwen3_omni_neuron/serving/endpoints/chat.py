@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event
-from qwen3_omni_neuron.events.encoding import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.events.encoding import pcm16, wav_header
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -21,6 +21,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     json_event,
     parts_of,
 )
+from qwen3_omni_neuron.serving.endpoints.sound import SoundEncoder, encode_sound
 from qwen3_omni_neuron.serving.json_bytes import to_json
 from qwen3_omni_neuron.serving.openai.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.openai.chat_request import ChatRequest, NamedTool
@@ -85,6 +86,7 @@ class ChatReply(Reply):
         self._voice = question.options.get("speaker", RequestOptions.speaker)
         # Clients of vllm-omni read `content`: text, or a whole WAV file in base64.
         self._in_audio = wanted.speaks and not wanted.in_vllm_omnis_way
+        self._encoder: SoundEncoder | None = None  # from the first chunk on
         frame = to_json(self._completion(_CHUNK, [])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
 
@@ -94,16 +96,21 @@ class ChatReply(Reply):
             first["audio"] = {"id": self._audio_id, "voice": self._voice}
         return [self._piece(first)]
 
-    def _next(self, events: Sequence[Event]) -> list[bytes]:
+    async def _next(self, events: Sequence[Event]) -> list[bytes]:
         parts, chunk = self._take(events)
         pieces = [self._part(part) for part in parts]
         if chunk is not None:
-            pieces.append(self._event(self._sound(chunk), "audio"))
+            sound = await self._encoded(chunk)
+            if sound:
+                pieces.append(self._sound(sound))
         return pieces
 
     def _last(self) -> list[bytes]:
         audio = {"audio": {"expires_at": self._expires_at}}
-        pieces = [self._piece(audio)] if self._in_audio else []
+        rest = b"" if self._encoder is None else self._encoder.finish()
+        pieces = [self._sound(rest)] if rest else []
+        if self._in_audio:
+            pieces.append(self._piece(audio))
         # Clients of vllm-omni print the content of every piece with text.
         last = {"content": ""} if self.wanted.in_vllm_omnis_way else {}
         pieces.append(self._piece(last, self._finish_reason()))
@@ -125,7 +132,7 @@ class ChatReply(Reply):
         if self._calls:
             message["tool_calls"] = [_call(call) for call in self._calls]
         if speaks:
-            sound = encode_sound(self._ended.audio, SAMPLE_RATE, self.wanted.sound_format)
+            sound = encode_sound(self._ended.audio, self.wanted.sound_format)
             message["audio"] = {
                 "id": self._audio_id,
                 "voice": self._voice,
@@ -161,14 +168,21 @@ class ChatReply(Reply):
             return {"tool_calls": [{"index": self._calls.index(part), **_call(part)}]}
         return {"audio": {"transcript": part.text}} if self._in_audio else {"content": part.text}
 
-    def _sound(self, chunk: AudioChunk) -> Sequence[bytes]:
-        """Return the parts of a chunk's delta in JSON."""
-        data, before = pcm16(chunk.samples), b'{"audio":{"data":"'
+    async def _encoded(self, chunk: AudioChunk) -> bytes:
+        """Return a chunk as it is sent."""
         if not self._in_audio:
-            data, before = wav_header(SAMPLE_RATE, len(data)) + data, b'{"content":"'
-        elif self.wanted.sound_format == "wav" and not chunk.first_sample:
-            data = wav_header(SAMPLE_RATE) + data
-        return before, pybase64.b64encode(data), b'"}}' if self._in_audio else b'"}'
+            data = pcm16(chunk.samples)
+            return wav_header(SAMPLE_RATE, len(data)) + data
+        if self._encoder is None:
+            self._encoder = SoundEncoder(self.wanted.sound_format)
+        return await self._encoder.encode(chunk.samples)
+
+    def _sound(self, data: bytes) -> bytes:
+        """Return bytes of the speech as a server-sent event."""
+        before, after = (
+            (b'{"audio":{"data":"', b'"}}') if self._in_audio else (b'{"content":"', b'"}')
+        )
+        return self._event((before, pybase64.b64encode(data), after), "audio")
 
     def _finish(self) -> None:
         """Keep the transcript of the complete reply for later turns, and for the log."""

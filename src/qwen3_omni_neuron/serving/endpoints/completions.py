@@ -112,7 +112,7 @@ class Completion(Answer):
         super().__init__(stream, service, context, bool(wanted.stream))
         self._options, self._id = wanted.stream_options, new_id("cmpl-")
 
-    def _next(self, events: Sequence[Event]) -> list[bytes]:
+    async def _next(self, events: Sequence[Event]) -> list[bytes]:
         text = self._take(events)
         return [self._piece(text)] if text else []
 

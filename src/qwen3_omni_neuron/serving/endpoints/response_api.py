@@ -250,7 +250,7 @@ class ResponseReply(Reply):
         begun = self._object("in_progress")
         return [self._event(kind, {"response": begun}) for kind in _BEGINNING]
 
-    def _next(self, events: Sequence[Event]) -> list[bytes]:
+    async def _next(self, events: Sequence[Event]) -> list[bytes]:
         parts, _ = self._take(events)
         return [self._event(*event) for part in parts for event in self._items.add(part)]
 

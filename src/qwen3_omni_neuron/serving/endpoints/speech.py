@@ -1,19 +1,17 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or streamed."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Any, Literal, get_type_hints
 
-import numpy as np
 import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from numpy.typing import NDArray
 from pydantic import Field
 
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished, FinishReason
-from qwen3_omni_neuron.events.encoding import MEDIA_TYPES, encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.events import AudioChunk, Finished, FinishReason
 from qwen3_omni_neuron.options import SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import Context
@@ -24,7 +22,7 @@ from qwen3_omni_neuron.serving.endpoints.answer import (
     json_event,
     parts_of,
 )
-from qwen3_omni_neuron.serving.endpoints.sound import Tempo
+from qwen3_omni_neuron.serving.endpoints.sound import MEDIA_TYPES, SoundEncoder, Tempo
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import SPEECH, Seed, VoiceName, bounded_options
@@ -46,7 +44,8 @@ class SpeechRequest(bodies.ClientObject):
     input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
     voice: VoiceName | None = None
     response_format: Annotated[
-        Literal["mp3", "opus", "flac", "wav", "pcm"], bodies.lower_name(pcm16="pcm", ogg="opus")
+        Literal["mp3", "opus", "aac", "flac", "wav", "pcm"],
+        bodies.lower_name(pcm16="pcm", ogg="opus"),
     ] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4)
     stream_format: Literal["audio", "sse"] | None = None
@@ -69,12 +68,12 @@ class SpeechRequest(bodies.ClientObject):
     def as_made(self) -> bool:
         """True if the sound is streamed while it is made.
 
-        Raw samples are the same either way. A streamed WAV's header can't give its length, so that
-        the client has to request streaming. Other formats are sent at the end.
+        A streamed WAV's header can't give its length, so that the client has to request streaming.
+        FLAC is sent at the end.
         """
-        return self.response_format == "pcm" or (
-            self.response_format == "wav" and bool(self.stream_format or self.stream)
-        )
+        if self.response_format == "wav":
+            return bool(self.stream_format or self.stream)
+        return self.response_format != "flac"
 
 
 @router.post(SPEECH, response_class=Response, **takes_json(SpeechRequest))
@@ -123,8 +122,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
 class SpokenText:
     """One answer, sent as pieces of a sound file or as server-sent events.
 
-    The file is encoded while samples arrive, or as a whole at the end. finish_reason: "length" once
-    a limit has cut the speech.
+    finish_reason: "length" once a limit has cut the speech.
     """
 
     def __init__(
@@ -135,21 +133,11 @@ class SpokenText:
         service: Service,
         context: Context,
     ):
-        """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
-        self.wanted, self.speaker, self._service = wanted, speaker, service
-        self._owner = context.owner
+        """Start the speech. Raises the API's errors."""
+        self.wanted, self.speaker = wanted, speaker
         self.finish_reason: FinishReason = "stop"
-        self._head = wav_header(SAMPLE_RATE) if wanted.response_format == "wav" else b""
-        self._kept: list[NDArray[np.float32]] = []
-        self._tempo: Tempo | None = None
-        if wanted.speed != 1:
-            try:
-                self._tempo = Tempo(wanted.speed, SAMPLE_RATE)
-            except ImportError as error:
-                message = (
-                    "speed can only be 1 without PyAV: pip install 'qwen3-omni-neuron[video]'."
-                )
-                raise ApiError(400, message, "unsupported_value", "speed") from error
+        self._encoder = SoundEncoder(wanted.sound_format, whole=not wanted.as_made)
+        self._tempo = None if wanted.speed == 1 else Tempo(wanted.speed)
         whole = not (wanted.as_made or wanted.in_events)
         self._served = ServedStream(start(), service, context, keeps_audio=whole)
 
@@ -166,9 +154,8 @@ class SpokenText:
         with closing(self._served) as served:
             async for (event,) in served:
                 if isinstance(event, AudioChunk):
-                    piece = self._written(
-                        self._tempo.push(event.samples) if self._tempo else event.samples
-                    )
+                    samples = self._tempo.push(event.samples) if self._tempo else event.samples
+                    piece = await self._encoder.encode(samples)
                     if piece:
                         yield self._sent(piece)
                 elif isinstance(event, Finished):
@@ -176,7 +163,7 @@ class SpokenText:
                         self.finish_reason = "length"
                     done["finish_reason"] = self.finish_reason
                     done["usage"] = speech_usage(event.result.timings)
-                    piece = await self._service.readers.run(self._owner, self._last)
+                    piece = await asyncio.to_thread(self._last)
                     if piece or not self.wanted.in_events:
                         yield self._sent(piece)
         if self.wanted.in_events:
@@ -191,16 +178,5 @@ class SpokenText:
 
     def _last(self) -> bytes:
         """Return the last bytes of the file."""
-        last = b"" if self._tempo is None else self._written(self._tempo.finish())
-        if self.wanted.as_made:
-            return last or self._head
-        samples = np.concatenate([np.zeros(0, np.float32), *self._kept])
-        return encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
-
-    def _written(self, samples: NDArray[np.float32]) -> bytes:
-        if not self.wanted.as_made:
-            self._kept.append(samples)
-        if not (self.wanted.as_made and len(samples)):
-            return b""
-        head, self._head = self._head, b""
-        return head + pcm16(samples)
+        last = b"" if self._tempo is None else self._encoder.push(self._tempo.finish())
+        return last + self._encoder.finish()

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from qwen3_omni_neuron.errors import did_you_mean, format_value
-from qwen3_omni_neuron.events.encoding import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.prompt.media.fields import fields_of, read_fields
 from qwen3_omni_neuron.prompt.pauses import pause
@@ -273,7 +272,7 @@ class AudioOutput(ClientObject):
 
     voice: VoiceName | None = None
     format: Annotated[
-        Literal["wav", "mp3", "flac", "opus", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
+        Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"], lower_name(pcm="pcm16", ogg="opus")
     ] = "wav"
 
 
@@ -388,12 +387,9 @@ class ChatRequest(TextRequest):
 
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
-    if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
-        raise wrong_value(
-            f"audio of format {wanted.sound_format} can't be streamed. Take "
-            f"{' or '.join(STREAMED_FORMATS)}, or stream: false for {', '.join(SOUND_FORMATS)}.",
-            "audio.format",
-        )
+    if wanted.stream and wanted.speaks and wanted.sound_format == "flac":
+        message = "flac can't be streamed. Take pcm16, wav, mp3, opus or aac, or stream: false."
+        raise wrong_value(message, "audio.format")
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
 

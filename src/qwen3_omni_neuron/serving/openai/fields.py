@@ -7,7 +7,6 @@ the value that changes nothing. null is such a value everywhere. docs/serving.md
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -127,7 +126,6 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
         "": "model prompt reasoning tracing",
         "audio.input": "noise_reduction",
         "audio.input.transcription": "model language languages keywords prompt delay",
-        "audio.output": "speed",  # where PyAV is not installed
     },
     ITEM: {
         "": "object status *",
@@ -142,7 +140,7 @@ send back as they got it.
 # Values that ask for nothing, beside null, what is empty, and the server's own model.
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("metadata", "store", "return_stage_metrics", "include_obfuscation"), False),
-    **{"service_tier": "auto", "verbosity": "medium", "language": "unknown", "speed": 1},
+    **{"service_tier": "auto", "verbosity": "medium", "language": "unknown"},
     f"{SPEECH} language": "Auto",
     f"{RESPONSES} include": [LOGPROBS],
 }
@@ -180,7 +178,7 @@ def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> I
         elif field in names or ("*" in names and field in extra):
             nothing = _NOTHING.get(f"{path} {field}", _NOTHING.get(field))
             nothing = model if field == "model" else nothing
-            if value in (None, "", [], {}, nothing) or (field == "speed" and find_spec("av")):
+            if value in (None, "", [], {}, nothing):
                 continue
             yield name if field in names else name.removesuffix(field) + "*"
 

@@ -92,7 +92,7 @@ class Response:
         self._dropped = False  # True if some of the reply's text is in no message
         self._settled = False
         changed = spoken and self._speed != 1
-        self._tempo = Tempo(self._speed, SAMPLE_RATE) if changed else None
+        self._tempo = Tempo(self._speed) if changed else None
         self._resampler = Resampler(SAMPLE_RATE, self._codec.rate)
         self._task: asyncio.Task[None] | None = None
 

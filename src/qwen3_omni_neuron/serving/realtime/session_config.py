@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
-from qwen3_omni_neuron.serving.endpoints.sound import can_stretch
 from qwen3_omni_neuron.serving.openai.bodies import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -294,8 +293,6 @@ def updated(
         output.voice = voices.default
     else:
         output.voice = voices.speaker(output.voice, "session.audio.output.voice")
-    if not can_stretch():
-        output.speed = 1.0
     _check_options(new, "session")
     return new
 
