@@ -36,7 +36,7 @@ CEILING = {
     "src": Size(files=255, lines=44_500, words=62_000),
     "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
 }
-DOCUMENT_WORDS = 45_600
+DOCUMENT_WORDS = 45_400
 """Words of all documents but CHANGELOG, without the parts that testing.generated writes."""
 
 

@@ -1,4 +1,4 @@
-"""What OpenAI's clients expect beside the answers: usage, headers, errors, secrets, comments."""
+"""Extras that OpenAI's clients expect: usage, headers, errors, secrets, comments."""
 
 import json
 from typing import Any

@@ -10,7 +10,8 @@ from testing.imports import PACKAGE, ROOT
 
 # Pages beside docs/.
 BESIDE_DOCS = {
-    *("README.md", "BENCHMARK.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"),
+    *("README.md", "SECURITY.md", "BENCHMARK.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    "examples/README.md",
     "src/qwen3_omni_neuron/speaking_checkpoint/README.md",
 }
 
