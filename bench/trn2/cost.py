@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from qwen3_omni_neuron.neuron.cores import CHIP_CORES
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, buffers
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 
 # Published figures, and terms of an expected time. None was measured for this package's graphs.
@@ -150,7 +150,7 @@ class Cost:
     contiguous axis is read and written once more; copied_bytes, concatenations of weights or state;
     spilled_bytes, products larger than SBUF. chain: number of products that wait for one another.
     inputs: number of tensors of a call, state and weights (see weights.py) among them. copies:
-    number of those that are copied from or to the host. scatters, gathers: see their classes.
+    number of buffers that are copied from or to the host. scatters, gathers: see their classes.
     refused: operations whose lowering is known to be slow.
 
     What a compiler writes at least: instructions, one for each tile; descriptors, those by which
@@ -261,11 +261,13 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
         counter.copied_bytes,
         counter.spilled_bytes,
         counter.chain,
-        len(example) + len(Weights(owner, torch.device("meta")).tensors_of(used)),
+        buffers(graph.inputs)
+        + len(graph.state)
+        + len(Weights(owner, torch.device("meta")).tensors_of(used)),
         tuple(counter.scatters),
         tuple(counter.gathers),
         tuple(counter.refused),
-        len(graph.inputs) + len(graph.outputs),
+        graph.copies,
         counter.instructions,
         counter.descriptors,
     )

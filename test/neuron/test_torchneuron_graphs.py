@@ -41,6 +41,7 @@ from testing.repeats import again
 from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.outside import DEVICE, OutsideGraphs
+from testing.torchneuron.runtime import run_eagerly
 
 CPU = torch.device("cpu")
 INT8 = "thinker in int8"
@@ -164,6 +165,23 @@ def test_a_call_renews_the_state_that_it_is_given(
         for ours, theirs in zip(states, before, strict=True):
             torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
     assert len(compilations) == 1
+
+
+@pytest.mark.parametrize("name", ["talker_decode", "code_predictor", "code2wav"])
+def test_a_call_copies_one_buffer_to_the_device_and_one_back(
+    config: OmniConfig, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    graph = next(graph for graph in all_graphs(config, LEAN_PLAN) if graph.name == name)
+    share = PartShare(part_spec(config, LEAN_PLAN, graph.part), Alone())
+    share.allocate()
+    outside = OutsideGraphs()
+    monkeypatch.setattr(graph_module, "compile_module", outside.compiler(run_eagerly))
+    with outside:
+        compiled = CompiledGraph(graph, share.owner, Weights(share.owner, DEVICE), DEVICE)
+        state = [torch.empty(s.shape, dtype=s.dtype, device=DEVICE) for s in graph.state]
+        before = outside.counts.copy()
+        compiled({s.name: to_device_type(s.idle_input()) for s in graph.inputs}, state)
+    assert outside.counts - before == {"copy_": 1, "_to_copy": 1}
 
 
 def loaded(

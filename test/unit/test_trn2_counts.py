@@ -40,6 +40,17 @@ def test_floors_on_two_chips_are_the_published_ones() -> None:
     assert not floors_ms
 
 
+def test_a_call_copies_one_buffer_each_way_and_what_is_large_in_bfloat16() -> None:
+    """Of a prompt of 512 rows the rows, deepstack's, and the thinker's hidden states."""
+    plan = replace(PLAN, max_concurrency=8, batches=(8,), prompt_buckets=(512,))
+    graphs = all_graphs(RELEASED, replace(plan, chunked_prefill=True))
+    copies = {graph.name: graph.copies for graph in graphs}
+    assert copies.pop("thinker_prefill") == 5
+    assert copies.pop("talker_prefill") == 3
+    assert copies.pop("thinker_flush") == copies.pop("talker_flush") == 1
+    assert set(copies.values()) == {2}
+
+
 def test_collectives_of_a_decode_step() -> None:
     """Two sums a layer, and the logits gathered: 48 * 2 + 1; the same of every call."""
     plan, group = replace(PLAN, tp=Degrees.same(8)), CountingGroup(8)

@@ -1,7 +1,7 @@
 """A graph: a function traced from a module at one bucket."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,10 @@ Outputs = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
 Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 """(module, inputs, state) -> (outputs, new state); both states have the same shapes."""
+
+
+MOST_WIDENED = 2**18
+"""Numbers of fewer than 4 bytes that may be copied as float32: more take longer than a copy."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,16 @@ class TensorSpec:
         """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether target torchneuron copies it in one buffer of float32 with the others of a call.
+
+        float32 has its numbers exactly: integers are below 2**24.
+        """
+        if self.is_optional or self.dtype == torch.float64:
+            return False
+        return self.dtype.itemsize >= 4 or math.prod(self.shape) <= MOST_WIDENED
+
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
         """Make an example from [0, below), else normal floats.
 
@@ -54,6 +68,12 @@ class TensorSpec:
     def idle_input(self) -> Tensor:
         """Make an input for a call that must not change any state."""
         return torch.full(self.shape, self.idle, dtype=self.dtype)
+
+
+def buffers(specs: Sequence[TensorSpec]) -> int:
+    """Return the number of buffers in which tensors are copied; see TensorSpec.is_packed."""
+    packed = [spec.is_packed for spec in specs]
+    return packed.count(False) + any(packed)
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,11 @@ class Graph:
     def size(self, axis: str) -> int:
         """Return the bucket's size along an axis."""
         return self.bucket[axis]
+
+    @property
+    def copies(self) -> int:
+        """Number of buffers that a call copies from or to the host."""
+        return buffers(self.inputs) + buffers(self.outputs)
 
     @property
     def state_bytes(self) -> int:

@@ -5,6 +5,7 @@ long again and check every weight at each call. State is an input that an output
 aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type, to_device_type
@@ -44,9 +45,10 @@ class CompiledGraph:
         self.kind = type(owner), shapes
         kinds = {device_type(spec.dtype) for spec in specs}
         assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
+        self._given, self._outputs = Buffers(graph.inputs), Buffers(graph.outputs)
         self._inputs = {
-            spec.name: torch.empty(spec.shape, dtype=device_type(spec.dtype), device=device)
-            for spec in graph.inputs
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in self._given.kinds.items()
         }
         self._zeros = set[str]()  # names of inputs that are zeros
         self._renewing = _Renewing(graph, owner, weights)
@@ -58,6 +60,7 @@ class CompiledGraph:
 
         given: inputs by name, in the device's types; missing ones are zeros.
         """
+        given = self._given.join(given)
         # The mode that the graph was captured in.
         with torch.inference_mode(False), torch.no_grad():
             for name, buffer in self._inputs.items():
@@ -70,7 +73,45 @@ class CompiledGraph:
             if self._compiled is None:
                 self._compiled = compile_module(self._renewing, tensors)
             outputs = self._compiled(*tensors)
-            return tuple(output.to("cpu", copy=True) for output in outputs)
+            copies = [output.to("cpu", copy=True) for output in outputs]
+            return tuple(self._outputs.split(copies).values())
+
+
+PACKED = "packed"
+
+
+class Buffers:
+    """The buffers in which inputs or outputs are copied: one for all that TensorSpec.is_packed.
+
+    kinds: shape and type of each, by its name.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]):
+        self._specs = specs
+        self.kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        if length := sum(math.prod(spec.shape) for spec in specs if spec.is_packed):
+            self.kinds[PACKED] = (length,), torch.float32
+        for spec in specs:
+            if not spec.is_packed:
+                self.kinds[spec.name] = spec.shape, device_type(spec.dtype)
+
+    def join(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the buffers of tensors, in the device's types."""
+        packed = [tensors[spec.name].flatten().float() for spec in self._specs if spec.is_packed]
+        whole = {PACKED: torch.cat(packed)} if packed else {}
+        return whole | {name: tensors[name] for name in self.kinds if name in tensors}
+
+    def split(self, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of all buffers, in the order of the specs."""
+        named, tensors, begin = dict(zip(self.kinds, buffers, strict=True)), dict[str, Tensor](), 0
+        for spec in self._specs:
+            if not spec.is_packed:
+                tensors[spec.name] = named[spec.name]
+                continue
+            end = begin + math.prod(spec.shape)
+            piece, begin = named[PACKED][begin:end].view(spec.shape), end
+            tensors[spec.name] = piece.to(device_type(spec.dtype))
+        return tensors
 
 
 def copy_zeros(tensor: Tensor) -> None:
@@ -86,19 +127,23 @@ class _Renewing(nn.Module):
     def __init__(self, graph: Graph, owner: nn.Module, weights: Weights):
         super().__init__()
         self.traced = graph.module(owner)
-        self._inputs, self._outputs = len(graph.inputs), len(graph.outputs)
-        self._given = self._inputs + len(graph.state)
+        self._inputs, self._outputs = Buffers(graph.inputs), Buffers(graph.outputs)
+        self._names = [spec.name for spec in graph.outputs]
+        self._state = len(graph.state)
         self._views = weights.views
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return outputs in the device's types."""
-        given, weights = tensors[: self._given], tensors[self._given :]
+        inputs = len(self._inputs.kinds)
+        given, rest = self._inputs.split(tensors[:inputs]), tensors[inputs:]
+        state, weights = rest[: self._state], rest[self._state :]
         own = {f"owner.{name}": view for name, view in self._views(weights).items()}
-        results = functional_call(self.traced, own, given)
-        for old, new in zip(given[self._inputs :], results[self._outputs :], strict=True):
+        results = functional_call(self.traced, own, (*given.values(), *state))
+        for old, new in zip(state, results[len(self._names) :], strict=True):
             if new is not old:
                 old.copy_(new)
-        return tuple(map(to_device_type, results[: self._outputs]))
+        outputs = map(to_device_type, results[: len(self._names)])
+        return tuple(self._outputs.join(dict(zip(self._names, outputs, strict=True))).values())
 
 
 def compile_module(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
