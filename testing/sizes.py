@@ -33,7 +33,7 @@ class Size:
 
 UNITS = ("files", "lines", "words")
 CEILING = {
-    "src": Size(files=255, lines=44_500, words=62_000),
+    "src": Size(files=255, lines=44_500, words=62_500),
     "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
 }
 DOCUMENT_WORDS = 45_400
