@@ -303,28 +303,23 @@ def test_sound_that_is_too_long_is_not_decoded_to_its_end() -> None:
         load_video(item, "here", audio_rate=16000, limit_s=2.0)
 
 
-def test_the_cover_of_a_song_is_no_video(tmp_path) -> None:
+def test_the_cover_of_a_song_is_no_video() -> None:
     import av
     from av.stream import Disposition
 
-    path = tmp_path / "song.mp4"
-    with (
-        av.open(io.BytesIO(make_video(video=False, audio="aac"))) as song,
-        av.open(path, "w") as out,
-    ):
-        track = out.add_stream_from_template(song.streams.audio[0])
+    song = io.BytesIO()
+    with av.open(song, "w", format="mp4") as out:
         cover: Any = out.add_stream("mjpeg")
         cover.width, cover.height, cover.pix_fmt = 64, 48, "yuvj420p"
         cover.disposition = Disposition.attached_pic.value
-        frame = av.VideoFrame.from_ndarray(grey_frames(1)[0], format="rgb24")
-        out.mux(cover.encode(frame))
-        out.mux(cover.encode())
-        for packet in song.demux():
-            if packet.dts is not None:
-                packet.stream = track
-                out.mux(packet)
+        track: Any = out.add_stream("aac", rate=RATE, layout="mono")
+        picture = av.VideoFrame.from_ndarray(grey_frames(1)[0], format="rgb24")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, RATE), np.float32), "fltp", "mono")
+        sound.sample_rate = RATE
+        for stream, frame in ((cover, picture), (track, sound)):
+            out.mux([*stream.encode(frame), *stream.encode(None)])
     with pytest.raises(VideoError, match="only sound, no video stream"):
-        load(path)
+        load(song.getvalue())
 
 
 def test_a_playlist_opens_no_other_file(tmp_path, monkeypatch) -> None:
