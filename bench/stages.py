@@ -10,9 +10,9 @@ what does not apply:
 - stage: thinker prefill, thinker decode, talker prepare (a prompt's rows but the last, during the
   thinker's prefill), talker prefill (the last row, with the thinker's first token), talker step,
   code predictor, code2wav start, code2wav step, audio encoder, vision encoder;
-- batch: slots in the call; rows: of the prompt, or in the KV cache before the first timed step (one
-  more for each repeat); frames: codec frames per slot, or mel frames (10 ms) of the audio encoder;
-  patches: of an image;
+- batch: slots in the call, each with a token of its own; rows: of the prompt, or in the KV cache
+  before the first timed step (one more for each repeat); frames: codec frames per slot, or mel
+  frames (10 ms) of the audio encoder; patches: of an image;
 - median_s, min_s, max_s, repeats.
 
 The encoders run on the CPU in this process, over weights of their own, before the engines load.
@@ -62,7 +62,7 @@ from testing.prompts import random_visual
 from testing.replaying.profiles import measured_profile
 from testing.results import machine
 
-TOKEN = 1  # any token: all take the same time
+TOKEN = 1  # of one slot any token: all take the same time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,7 +173,7 @@ def thinker_rows(
             slots = list(range(batch))
             for slot in slots:
                 thinker.prefill(slot, prompt)
-            tokens = [TOKEN] * batch
+            tokens = [TOKEN + slot for slot in slots]  # which choose different experts
             times = repeated(partial(thinker.step, slots, tokens), options.repeats, beside)
             yield row_of("thinker decode", times, batch=batch, rows=len(prompt) + 1)
 
@@ -207,11 +207,12 @@ def talker_rows(
             slots = list(range(batch))
             for slot in slots:
                 talker.prepare(slot, prompt.talker, speaker)
-                talker.prefill(slot, accepted, TOKEN)
+                talker.prefill(slot, accepted, TOKEN + slot)
+            tokens = [TOKEN + slot for slot in slots]
             predict, step = [], []
             for _ in range(1 + options.repeats):
                 how = [released_sampling(draw) for _ in slots]
-                predict.append(timed(partial(talker.predict, slots, [TOKEN] * batch, how)))
+                predict.append(timed(partial(talker.predict, slots, tokens, how)))
                 step.append(timed(partial(talker.step, slots, [config.tts_pad_id] * batch)))
                 beside()
             rows = len(prompt.talker) + 1
