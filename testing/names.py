@@ -39,7 +39,7 @@ _MAKE = re.compile(r"`make ([a-z][\w-]*)")
 _MAKE_LINE = re.compile(r"^[#\s]*make ([a-z][\w-]*)")  # in a code block, or of the Makefile's head
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _VERB = re.compile(r"(?:`|^\s*)qwen3-omni-neuron ([a-z][\w-]*)")
-_URL = re.compile(r"https?://\S+|`?[\w.-]+@[\w.]+|\be\.g\.|\bi\.e\.|\"[^\"]*\"")
+_URL = re.compile(r"https?://\S+|`?[\w.-]+@[\w.]+|\be\.g\.|\bi\.e\.|\bllama\.cpp\b|\"[^\"]*\"")
 # Names of the reference: those after "transformers", or with the prefixes of its classes.
 _TRANSFORMERS = re.compile(
     r"transformers(?:'s?)?,? `?[\w.]+`?(?:(?:,| and) [\w.]+[._]\w+)*"
