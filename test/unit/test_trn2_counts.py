@@ -41,7 +41,7 @@ def test_floors_on_two_chips_are_the_published_ones() -> None:
 
 
 def test_a_call_copies_one_buffer_each_way_and_what_is_large_in_bfloat16() -> None:
-    """Of a prompt of 512 rows the rows, deepstack's, and the thinker's hidden states."""
+    """Rows of a prompt of 512: inputs, deepstack's, and the thinker's hidden states."""
     plan = replace(PLAN, max_concurrency=8, batches=(8,), prompt_buckets=(512,))
     graphs = all_graphs(RELEASED, replace(plan, chunked_prefill=True))
     copies = {graph.name: graph.copies for graph in graphs}

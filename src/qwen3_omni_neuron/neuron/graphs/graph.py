@@ -39,7 +39,7 @@ class TensorSpec:
 
     @property
     def is_packed(self) -> bool:
-        """Whether target torchneuron copies it in one buffer of float32 with the others of a call.
+        """True if target torchneuron copies it in one float32 buffer with a call's others.
 
         float32 has its numbers exactly: integers are below 2**24.
         """
