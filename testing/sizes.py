@@ -36,7 +36,7 @@ CEILING = {
     "src": Size(files=255, lines=44_500, words=62_500),
     "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
 }
-DOCUMENT_WORDS = 45_400
+DOCUMENT_WORDS = 46_000
 """Words of all documents but CHANGELOG, without the parts that testing.generated writes."""
 
 
