@@ -277,20 +277,6 @@ def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
 
 
 @torch.no_grad()
-def test_the_noise_of_the_code_predictor_is_its_input(models) -> None:
-    """The same noise gives the same codes; top_k 1 is greedy whatever it is."""
-    hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
-    noise, top_p = torch.randn(2, 15, models.code_predictor.head.shape[1]), torch.full((2,), 0.8)
-    sampled = [models.code_predictor(hidden, code0, noise, top_p)[0] for _ in range(2)]
-    assert sampled[0].tolist() == sampled[1].tolist()
-    other, _ = models.code_predictor(hidden, code0, noise.flip(-1), top_p)
-    assert other.tolist() != sampled[0].tolist()
-    likeliest, _ = models.code_predictor(hidden, code0, noise, top_p, top_k=1)
-    greedy, _ = models.code_predictor(hidden, code0)
-    assert likeliest.tolist() == greedy.tolist()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("frames", [1, 2, 11, 12, 13, 60])
 def test_code2wav_gives_the_references_samples(models, config, reference, frames) -> None:
     """One full forward, within and beyond the sliding window of 12."""
