@@ -56,7 +56,7 @@ from qwen3_omni_neuron.prompt.messages import (
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import NO_KEYS, Prompt, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file
-from qwen3_omni_neuron.runtime.grammar import Grammar, Grammars
+from qwen3_omni_neuron.runtime.grammar import ForcedTokens, Grammar, Grammars
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -191,6 +191,32 @@ class Qwen3Omni:
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options)
         made = self.prompt_builder.raw(prompt, self._context_length - 1)
+        return SpeechStream(
+            self._pipeline, self._request(made, parsed, False, arrived_s), owner=self
+        )
+
+    def stream_echo(
+        self, prompt: str | Sequence[int], new_tokens: int, **options: "Unpack[RequestArguments]"
+    ) -> SpeechStream:
+        """Continue a prompt as `stream_continuation` does, by a reply that begins with the prompt.
+
+        Each of its tokens but the first is a step that allows that token alone, so that `logprobs`
+        has the prompt's, too. new_tokens: limit of the tokens after it, 0 for none.
+        Raises MessageError, too, for a prompt of one token without new ones.
+        """
+        check_not_forked()
+        arrived_s = self._pipeline.clock.now()
+        parsed = RequestOptions.parse(options)
+        whole = self.prompt_builder.raw(prompt, self._context_length - 1)
+        first, *forced = whole.token_ids.tolist()
+        if not (forced or new_tokens):
+            raise MessageError("the prompt has one token alone, and no new ones are asked for.")
+        parsed = replace(
+            parsed,
+            grammar=ForcedTokens(forced, self._vocab_size),
+            thinker_max_new_tokens=len(forced) + new_tokens,
+        )
+        made = self.prompt_builder.raw([first], self._context_length - 1)
         return SpeechStream(
             self._pipeline, self._request(made, parsed, False, arrived_s), owner=self
         )

@@ -93,6 +93,40 @@ def test_completions_have_openais_shape(omni, client) -> None:
     assert short.usage is not None and short.usage.completion_tokens <= 16
 
 
+def test_an_echo_has_the_log_probabilities_that_its_tokens_had_when_they_were_written(
+    omni, client
+) -> None:
+    """As lm-eval asks for them: the whole text as token ids, and one new token."""
+    asked: Any = {"model": MODEL, "temperature": 0, "logprobs": 2}
+    ids = omni.prompt_builder.raw(RAW, 1000).token_ids.tolist()
+    written = client.completions.create(**asked, prompt=RAW, max_tokens=6)
+    told = written.choices[0].logprobs
+    assert len(told.tokens) == 6
+    with omni.stream_continuation(RAW, thinker_do_sample=False, thinker_max_new_tokens=6) as stream:
+        *_, end = stream
+    whole = [*ids, *end.result.token_ids]
+    for prompt, most in (([whole], 1), (whole, 0)):
+        answer = client.completions.create(**asked, prompt=prompt, max_tokens=most, echo=True)
+        (choice,) = answer.choices
+        echo = choice.logprobs
+        assert choice.text.startswith(RAW + ".")
+        assert "".join(echo.tokens).startswith(RAW) and len(echo.tokens) == len(whole) + most
+        assert (echo.token_logprobs[0], echo.top_logprobs[0]) == (None, None)
+        assert echo.token_logprobs[len(ids) : len(whole)] == pytest.approx(told.token_logprobs)
+        assert set(told.top_logprobs[0]) == set(echo.top_logprobs[len(ids)])
+        assert echo.text_offset[:3] == [0, len(echo.tokens[0]), len("".join(echo.tokens[:2]))]
+        assert answer.usage.prompt_tokens == len(whole)
+        assert answer.usage.completion_tokens == most
+    for change, param in (
+        ({"echo": True, "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "max_tokens": 0, "prompt": ids[:1]}, "prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(**{**asked, "prompt": RAW, **change})
+        assert refused.value.param == param
+
+
 ASKED = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
 
 

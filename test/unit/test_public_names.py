@@ -23,7 +23,7 @@ PACKAGE = """
 METHODS = """
     checkpoint_fingerprint close compile_grammar count_tokens generate_audio generate_text info
     load media_settings restore_session say session speakers status stream stream_continuation
-    stream_speech stream_text transcription_instruction turns_by_silence
+    stream_echo stream_speech stream_text transcription_instruction turns_by_silence
 """
 SESSION = """
     append append_audio clear close commit document heard insert messages prepare read remove

@@ -180,9 +180,51 @@ class GrammarState:
             self._matcher.begin(token_ids, self._left)
 
 
-def wait_for_masks(states: Sequence[GrammarState], most_s: float) -> None:
+class ForcedTokens(PreparedGrammar):
+    """Tokens that a reply begins with: a prompt whose log-probabilities are wanted."""
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int):
+        self.token_ids, self.vocab_size = token_ids, vocab_size
+
+    def begin(self, eos_ids: frozenset[int], limit: int) -> "ForcedState":
+        """Return the state of a new reply."""
+        return ForcedState(self)
+
+
+class ForcedState:
+    """Position of one reply in its forced tokens; see `GrammarState`."""
+
+    pending = ended = closed = False
+    error = None
+
+    def __init__(self, forced: ForcedTokens):
+        self._forced, self._written = forced, 0
+
+    @property
+    def mask(self) -> Mask | None:
+        """The next forced token alone; None after the last one."""
+        if self._written == len(self._forced.token_ids):
+            return None
+        mask = np.zeros((self._forced.vocab_size + 31) // 32, np.uint32)
+        token_id = self._forced.token_ids[self._written]
+        mask[token_id // 32] = 1 << token_id % 32
+        return mask
+
+    def push(self, token_id: int) -> None:
+        """Add a token."""
+        self._written = min(self._written + 1, len(self._forced.token_ids))
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is to be freed."""
+
+
+def wait_for_masks(states: Sequence[GrammarState | ForcedState], most_s: float) -> None:
     """Get the masks of states, waiting at most `most_s` seconds."""
-    wait([state._matcher for state in states if state.pending], most_s)
+    compiled = [state for state in states if isinstance(state, GrammarState)]
+    wait([state._matcher for state in compiled if state.pending], most_s)
     for state in states:
         state.settle()
 
@@ -195,13 +237,13 @@ class Grammars:
         self._vocabulary, self._vocab_size = vocabulary, vocab_size
         self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id)
 
-    def compile(self, options: RequestOptions) -> Grammar | None:
+    def compile(self, options: RequestOptions) -> Grammar | ForcedTokens | None:
         """Compile a request's grammar; None if its reply is free.
 
         Raises OptionError for an invalid grammar, schema or choice of tools, BusyError,
         ClosedError, and NotInstalledError.
         """
-        if isinstance(options.grammar, Grammar):
+        if isinstance(options.grammar, Grammar | ForcedTokens):
             return options.grammar
         begun = self.begin(options)
         if begun is None:

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt, PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
-from qwen3_omni_neuron.runtime.grammar import Grammar
+from qwen3_omni_neuron.runtime.grammar import ForcedTokens, Grammar
 from qwen3_omni_neuron.runtime.runaway import SpokenPace
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.runtime.stop_strings import TextCodec
@@ -52,7 +52,7 @@ class Request:
     keys: PromptKeys | None = None
     ahead: bool = False
     written: WrittenReply | None = None
-    grammar: Grammar | None = None
+    grammar: Grammar | ForcedTokens | None = None
     thinks: bool = False
     pace: SpokenPace = field(default_factory=SpokenPace)
 

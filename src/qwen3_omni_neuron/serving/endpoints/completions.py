@@ -21,7 +21,6 @@ from qwen3_omni_neuron.serving.openai.chat_request import (
 )
 from qwen3_omni_neuron.serving.openai.errors import wrong_value
 from qwen3_omni_neuron.serving.openai.fields import (
-    CHAT,
     COMPLETIONS,
     REFUSED_IN_COMPLETIONS,
     bounded_options,
@@ -30,14 +29,19 @@ from qwen3_omni_neuron.serving.openai.fields import (
     further_fields,
 )
 from qwen3_omni_neuron.serving.openai.openapi import takes_json
-from qwen3_omni_neuron.serving.openai.reply import completion_usage, new_id, running_usage
+from qwen3_omni_neuron.serving.openai.reply import (
+    completion_usage,
+    new_id,
+    running_usage,
+    text_logprobs,
+)
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
 # Options of the text that a request may have beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
-_REFUSED = {"logprobs": (None, f"{CHAT}, which has them"), **REFUSED_IN_COMPLETIONS}
+MOST_LOGPROBS = 20
 RawPrompt = Annotated[
     str | list[Any],
     OneOf("a string or a list of one string, of token ids, or of one list of them"),
@@ -47,12 +51,15 @@ RawPrompt = Annotated[
 class CompletionRequest(TextRequest):
     """Body of POST /v1/completions.
 
-    prompt: a text, token ids, or a list of one of these.
+    prompt: a text, token ids, or a list of one of these. logprobs: number of the likeliest tokens
+    at each place. echo: the text begins with the prompt, as do its log-probabilities.
     """
 
-    further = further_fields(COMPLETIONS, _OWN_OPTIONS, _REFUSED)
+    further = further_fields(COMPLETIONS, _OWN_OPTIONS, REFUSED_IN_COMPLETIONS)
     prompt: RawPrompt
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=0)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     stream_options: StreamOptions | None = None
 
 
@@ -70,23 +77,34 @@ def _start(service: Service, context: Context) -> "Completion":
     """Read a request's body, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(CompletionRequest, context.body)
     check_model(service, wanted.model)
-    check_only(wanted.model_extra or {}, _REFUSED)
+    check_only(wanted.model_extra or {}, REFUSED_IN_COMPLETIONS)
+    for name, given in (("echo", wanted.echo), ("logprobs", wanted.logprobs is not None)):
+        if given and wanted.stream:
+            raise wrong_value(f"{name} can't be streamed. Send stream: false.", name)
+    if wanted.max_tokens == 0 and not wanted.echo:
+        raise wrong_value("max_tokens can only be 0 with echo: true.", "max_tokens")
     prompt = _prompt_of(wanted)
     service.count_without_effect(COMPLETIONS, wanted)
     if service.settings.log_content:
         context.question = prompt
     own = (wanted.model_extra or {}).get("thinker_max_new_tokens")
     most = {"thinker_max_new_tokens": wanted.max_tokens}
-    if wanted.max_tokens is None or (
-        own is not None and "max_tokens" not in wanted.model_fields_set
-    ):
+    if not wanted.max_tokens or (own is not None and "max_tokens" not in wanted.model_fields_set):
         most = {}
     options = text_options(wanted, _OWN_OPTIONS, most, context.omni.info.thinks)
     options = bounded_options(options, service.settings, context.owner)
     check_lengths(options)
     context.wanted(bool(wanted.stream), False)
-    stream = context.omni.stream_continuation(prompt, **options)
-    return Completion(wanted, stream, service, context)
+    if wanted.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": wanted.logprobs}
+    omni, echoed = context.omni, list[int]()
+    if wanted.echo:
+        echoed = omni.prompt_builder.raw(prompt, omni.info.context_length - 1).token_ids.tolist()
+        most_new = options.pop("thinker_max_new_tokens", 0)
+        stream = omni.stream_echo(echoed, most_new, **options)
+    else:
+        stream = omni.stream_continuation(prompt, **options)
+    return Completion(wanted, stream, echoed, service, context)
 
 
 def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
@@ -107,10 +125,17 @@ class Completion(Answer):
     """Continuation of one prompt."""
 
     def __init__(
-        self, wanted: CompletionRequest, stream: SpeechStream, service: Service, context: Context
+        self,
+        wanted: CompletionRequest,
+        stream: SpeechStream,
+        echoed: list[int],
+        service: Service,
+        context: Context,
     ):
+        """echoed: the prompt's tokens, where the text begins with them; else an empty list."""
         super().__init__(stream, service, context, bool(wanted.stream))
         self._options, self._id = wanted.stream_options, new_id("cmpl-")
+        self._has_logprobs, self._echoed = wanted.logprobs is not None, echoed
 
     async def _next(self, events: Sequence[Event]) -> list[bytes]:
         text = self._take(events)
@@ -132,7 +157,15 @@ class Completion(Answer):
 
     def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
-        answer = self._frame("".join(self._texts), self._ended.thinker_finish_reason)
+        spell = self._context.omni.prompt_builder.token_bytes
+        text, reason = "".join(self._texts), self._ended.thinker_finish_reason
+        if self._echoed:  # names of special tokens, too, which are no text of a reply
+            ids = [self._echoed[0], *self._ended.token_ids]
+            ids = ids[:-1] if reason == "stop" else ids
+            text = b"".join(map(spell, ids)).decode(errors="replace")
+        answer = self._frame(text, reason)
+        if self._has_logprobs:
+            answer["choices"][0]["logprobs"] = text_logprobs(self._ended, self._echoed[:1], spell)
         return to_json(answer | {"usage": self._usage()})
 
     def _take(self, events: Sequence[Event]) -> str:
@@ -147,7 +180,7 @@ class Completion(Answer):
         return "".join(self._texts[before:])
 
     def _usage(self) -> Json:
-        return completion_usage(self._ended.timings)
+        return completion_usage(self._ended.timings, max(0, len(self._echoed) - 1))
 
     def _frame(self, text: str | None = None, finish_reason: str | None = None) -> Json:
         """Return an object of this answer. text: None where it has no choice."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from qwen3_omni_neuron.events import TextDelta, Timings
+from qwen3_omni_neuron.events import SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.runtime.stop_strings import CALL, END_OF_THOUGHT, CallText, CompleteCall
 
 Json = dict[str, Any]
@@ -182,9 +182,9 @@ def running_usage(prompt_tokens: int, made: int) -> Json:
     }
 
 
-def completion_usage(timings: Timings) -> Json:
-    """Return the usage of the continuation of a raw prompt."""
-    usage = running_usage(timings.prompt_tokens, timings.text_tokens)
+def completion_usage(timings: Timings, echoed: int = 0) -> Json:
+    """Return the usage of a raw prompt's continuation. echoed: the prompt's tokens in the reply."""
+    usage = running_usage(timings.prompt_tokens + echoed, timings.text_tokens - echoed)
     return usage | {"prompt_tokens_details": {"cached_tokens": timings.reused_tokens}}
 
 
@@ -267,6 +267,29 @@ def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json
             delta.token_ids, delta.logprobs, likeliest, strict=True
         )
     ]
+
+
+def text_logprobs(
+    result: SpeechResult, first: Sequence[int], spell: Callable[[int], bytes]
+) -> Json:
+    """Return the log-probabilities of a completion's tokens. first: tokens before, without any."""
+    token_ids = [*first, *result.token_ids]
+    told = zip(token_ids[len(first) :], result.logprobs, result.top_logprobs, strict=True)
+    entries = [
+        (_token_logprob(token_id, logprob, spell), [_token_logprob(*one, spell) for one in others])
+        for token_id, logprob, others in told
+    ]
+    tokens = [spell(token_id).decode(errors="replace") for token_id in token_ids]
+    none = [None] * len(first)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [*none, *(own["logprob"] for own, _ in entries)],
+        "top_logprobs": [
+            *none,
+            *({one["token"]: one["logprob"] for one in [own, *others]} for own, others in entries),
+        ],
+        "text_offset": [0, *itertools.accumulate(map(len, tokens[:-1]))],
+    }
 
 
 def _token_logprob(token_id: int, logprob: float, spell: Callable[[int], bytes]) -> Json:
