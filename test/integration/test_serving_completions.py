@@ -181,7 +181,7 @@ def test_a_wrong_completion_is_refused_by_name(client) -> None:
         ({"stream_options": {"bogus": 1}}, "stream_options.bogus"),
         ({"min_tokens": 9, "max_tokens": 5}, "min_tokens is 9, more than the limit of the text, 5"),
         ({"prompt": {"text": "a"}}, "a string or a list"),
-        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"temprature": 1}, "temprature: this field is unknown"),
         ({"max_tokens": 0}, "max_tokens"),
     ):
