@@ -159,7 +159,7 @@ class Packets:
     """Packets of a stream, and what all the file's packets tell of losses.
 
     failed: number that could not be read or decoded. restarts: how often timestamps began anew.
-    missing: sentences about stretches of sound that timestamps leave out.
+    missing: sentences about the first stretches of sound that timestamps leave out.
     """
 
     def __init__(self, container: "InputContainer", stream: "Stream"):
@@ -236,11 +236,10 @@ class Packets:
         if frame.pts is not None and frame.time_base:
             now_s = float(frame.pts * frame.time_base)
             self._first_s = min(self._first_s, now_s)
-            lacking_s, at_s = now_s - self._heard_s, self._heard_s - self._first_s
-            if lacking_s > max(length_s / 2, _JITTER_S) and len(self.missing) <= _NAMED_STRETCHES:
-                more = len(self.missing) == _NAMED_STRETCHES
-                said = f"{lacking_s:.2f} s are missing at {at_s:.2f} s"
-                self.missing.append("further stretches are missing" if more else said)
+            lacking_s = now_s - self._heard_s
+            if lacking_s > max(length_s / 2, _JITTER_S) and len(self.missing) < _NAMED_STRETCHES:
+                at_s = self._heard_s - self._first_s
+                self.missing.append(f"{lacking_s:.2f} s are missing at {at_s:.2f} s")
             self._heard_s = now_s
         self._heard_s += length_s
 
@@ -425,9 +424,9 @@ def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Sect
         with soundfile.SoundFile(nameless) as audio:
             rate, promised = audio.samplerate, audio.frames / audio.samplerate
             at_once = max(1, min(_READ_FRAMES, BLOCK_NUMBERS // audio.channels))
-            # Without it libsndfile decodes the first 0.2 s of FFmpeg's Opus wrongly.
-            audio.seek(0)
             try:
+                # Without it libsndfile decodes the first 0.2 s of FFmpeg's Opus wrongly.
+                audio.seek(0)
                 # Not SoundFile.blocks(): it repeats the last block if the file ends earlier.
                 while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
                     count += len(block)
