@@ -1,7 +1,7 @@
 """Completion of a reply in its grammar, for a reply that comes near its limit."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ _SIGNS, _ENDS = ",:|&+*/=", ".!?;'`\u010a"  # \u010a: a line feed in the vocabul
 _SHORT = ("0", "1", "null", "true")
 _LETTERS = ("a", "x", "z")  # where one may come, a text is open; not those of true and null
 Mask = NDArray[np.uint32]
-Choose = Callable[[Mask], list[int]]
 
 
 class Closer:
@@ -39,7 +38,7 @@ class Closer:
 
         quotes, brackets, signs, ends = map(of, (_QUOTES, _BRACKETS, _SIGNS, _ENDS))
         short, letters = ([t for t in names if t in vocabulary] for names in (_SHORT, _LETTERS))
-        self._all, self._lengths = ids(texts), np.array([len(text) for text in texts])
+        self._all, self._lengths = ids(texts), np.array(list(map(len, texts)))
         self._letters, self._in_text = ids(letters), ids(quotes + ends + brackets)
         self._between = ids(brackets + signs + short + quotes + ends)
         self.begin()
@@ -49,6 +48,7 @@ class Closer:
         self.closed = False
         self._way: list[int] | None = None
         self._rise = self._failed = 0
+        self._draw = random.Random(0)
 
     def narrow(
         self, matcher: Any, tokens: Sequence[int], left: int, mask: Mask, ends: Mask
@@ -99,50 +99,42 @@ class Closer:
 
     def _runs_over(self, matcher: Any, left: int, ends: Mask) -> bool:
         """Return whether the grammar lets the reply go on beyond its limit."""
-        draw = random.Random(0)
-        return any(
-            len(self._walk(matcher, left, ends, lambda mask: self._drawn(mask, draw))[0]) > left
-            for _ in range(ATTEMPTS)
-        )
+        walks = (self._walk(matcher, left, ends, closes=False)[0] for _ in range(ATTEMPTS))
+        return any(len(way) > left for way in walks)
 
     def _found(self, matcher: Any, most: int, ends: Mask) -> list[int] | None:
-        """Return the shortest completion that is found, of at most so many tokens."""
-        draw = random.Random(0)
-        for attempt in range(ATTEMPTS):
+        """Return a short completion, of at most so many tokens."""
+        walks = (self._walk(matcher, most, ends, closes=True) for _ in range(ATTEMPTS))
+        return next((way for way, whole in walks if whole), None)
 
-            def choose(mask: Mask, longest: bool = attempt == 0) -> list[int]:
-                closing = self._in_text if _has(mask, self._letters).any() else self._between
-                found = closing[_has(mask, closing)]
-                return [int(found[0])] if len(found) else self._drawn(mask, draw, longest)
+    def _walk(self, matcher: Any, most: int, ends: Mask, closes: bool) -> tuple[list[int], bool]:
+        """Return how a reply may go on up to its end or limit, and whether it is whole then.
 
-            way, whole = self._walk(matcher, most, ends, choose, to_whole=True)
-            if whole:
-                return way
-        return None
-
-    def _walk(
-        self, matcher: Any, most: int, ends: Mask, choose: Choose, to_whole: bool = False
-    ) -> tuple[list[int], bool]:
-        """Return how a reply may go on up to its end or limit, and whether it is whole then."""
+        closes: by tokens that close what is open, until it is whole.
+        """
         copy, way, mask = matcher.deep_copy(), list[int](), np.zeros_like(ends)
         for _ in range(MOST_CHOICES):
-            if copy.is_stopped() or (to_whole and copy.is_accepting()):
+            if copy.is_stopped() or (closes and copy.is_accepting()):
                 return way, True
             tokens = copy.compute_ff_tokens()
             if not tokens:
                 copy.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-                tokens = choose(mask & ~ends)
+                tokens = self._choice(mask & ~ends, closes)
             way += tokens
             if not tokens or len(way) > most or not copy.consume_tokens(tokens):
                 break
         return way, False
 
-    def _drawn(self, mask: Mask, draw: random.Random, longest: bool = False) -> list[int]:
-        """Return an allowed token, one of those with most bytes or any, in a list."""
-        allowed = _has(mask, self._all).nonzero()[0]
-        if longest:
-            allowed = allowed[self._lengths[allowed] == self._lengths[allowed[:1]]]
-        return [int(self._all[draw.choice(allowed)])] if len(allowed) else []
+    def _choice(self, mask: Mask, closes: bool) -> list[int]:
+        """Return an allowed token in a list: one that closes something, or any."""
+        closing = self._in_text if _has(mask, self._letters).any() else self._between
+        found = closing[_has(mask, closing)][:1] if closes else closing[:0]
+        if not len(found):
+            allowed = _has(mask, self._all).nonzero()[0]
+            if closes and self._draw.random() < 0.5:  # those of most bytes
+                allowed = allowed[self._lengths[allowed] == self._lengths[allowed[:1]]]
+            found = self._all[[self._draw.choice(allowed)]] if len(allowed) else found
+        return [int(token) for token in found]
 
 
 def _completes(matcher: Any, way: Sequence[int]) -> bool:

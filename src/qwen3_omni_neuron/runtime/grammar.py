@@ -181,51 +181,42 @@ class GrammarState:
 
 
 class ForcedTokens(PreparedGrammar):
-    """Tokens that a reply begins with: a prompt whose log-probabilities are wanted."""
+    """Tokens that a reply begins with, such as a prompt whose log-probabilities are wanted.
 
-    def __init__(self, token_ids: Sequence[int], vocab_size: int):
-        self.token_ids, self.vocab_size = token_ids, vocab_size
-
-    def begin(self, eos_ids: frozenset[int], limit: int) -> "ForcedState":
-        """Return the state of a new reply."""
-        return ForcedState(self)
-
-
-class ForcedState:
-    """Position of one reply in its forced tokens; see `GrammarState`."""
+    It is a grammar and its own state; see `GrammarState`.
+    """
 
     pending = ended = closed = False
     error = None
 
-    def __init__(self, forced: ForcedTokens):
-        self._forced, self._written = forced, 0
+    def __init__(self, token_ids: Sequence[int], vocab_size: int):
+        self._left, self._vocab_size = list(token_ids), vocab_size
+
+    def begin(self, eos_ids: frozenset[int], limit: int) -> "ForcedTokens":
+        """Return the state of a new reply."""
+        return ForcedTokens(self._left, self._vocab_size)
 
     @property
     def mask(self) -> Mask | None:
         """The next forced token alone; None after the last one."""
-        if self._written == len(self._forced.token_ids):
-            return None
-        mask = np.zeros((self._forced.vocab_size + 31) // 32, np.uint32)
-        token_id = self._forced.token_ids[self._written]
-        mask[token_id // 32] = 1 << token_id % 32
-        return mask
+        mask = np.zeros((self._vocab_size + 31) // 32, np.uint32)
+        for token_id in self._left[:1]:
+            mask[token_id // 32] = 1 << token_id % 32
+        return mask if self._left else None
 
     def push(self, token_id: int) -> None:
         """Add a token."""
-        self._written = min(self._written + 1, len(self._forced.token_ids))
-
-    def settle(self) -> None:
-        """Nothing waits."""
+        del self._left[:1]
 
     def close(self) -> None:
-        """Nothing is to be freed."""
+        """It has nothing to free."""
 
 
-def wait_for_masks(states: Sequence[GrammarState | ForcedState], most_s: float) -> None:
+def wait_for_masks(states: Sequence[GrammarState | ForcedTokens], most_s: float) -> None:
     """Get the masks of states, waiting at most `most_s` seconds."""
     compiled = [state for state in states if isinstance(state, GrammarState)]
     wait([state._matcher for state in compiled if state.pending], most_s)
-    for state in states:
+    for state in compiled:
         state.settle()
 
 

@@ -28,7 +28,7 @@ from qwen3_omni_neuron.engines.sampling import (
 from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.buffers import TextEnd
-from qwen3_omni_neuron.runtime.grammar import ForcedState, GrammarState, wait_for_masks
+from qwen3_omni_neuron.runtime.grammar import ForcedTokens, GrammarState, wait_for_masks
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy, in_turn
 from qwen3_omni_neuron.runtime.prefill import (
     NO_ACCEPTED,
@@ -84,7 +84,7 @@ class ThinkerTask(PromptTask):
         texts = codec.decode, codec.encode_exactly
         self.stop = StopStrings(options.stop, *texts) if options.stop else None
         self.calls = CallWatch(*texts, request.thinks) if options.shown_tools else None
-        self.grammar: GrammarState | ForcedState | None = None
+        self.grammar: GrammarState | ForcedTokens | None = None
         self.logits: Tensor | None = None
         self.full = False
         self.last: int | None = None
@@ -332,7 +332,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         The lock is held. Raises ToolCallError.
         """
         live, grammar = task.live, task.grammar
-        forced = isinstance(grammar, ForcedState) and grammar.mask is not None
+        forced = isinstance(grammar, ForcedTokens) and grammar.mask is not None
         is_end, stopped = token_id in task.eos_ids and not forced, False
         given = [] if is_end or token_id is None else [token_id]
         if task.stop is not None and given:
