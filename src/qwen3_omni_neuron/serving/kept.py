@@ -4,10 +4,11 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from qwen3_omni_neuron.serving.edge.quotas import Quota
+from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 _RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # Python objects of a response, and of an item
@@ -191,6 +192,26 @@ class KeptResponses(Kept[KeptResponse]):
         """Return an item of a response in JSON; None if it is not kept, or for another owner."""
         found = self.get(owner, item_id)
         return None if found is None else found.output.get(item_id)
+
+
+class LastResponse:
+    """Last response of one socket, with the turns before it: `store: false` keeps it here alone."""
+
+    def __init__(self, account: Account):
+        self._account, self._id = account, ""
+        self._turns: list[KeptResponse] = []
+
+    def keep(self, response_id: str, turns: list[KeptResponse]) -> None:
+        """Keep a response, the last of its conversation's turns, unless there is no room."""
+        self._account.release(self._account.held)
+        self._id, self._turns = "", []
+        with suppress(ApiError):
+            self._account.hold(sum(turn.size for turn in turns))
+            self._id, self._turns = response_id, turns
+
+    def conversation(self, response_id: str) -> list[KeptResponse]:
+        """Return the turns up to a response; none if it is another one."""
+        return self._turns if response_id == self._id else []
 
 
 class SpokenReplies(Kept[str]):

@@ -12,12 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page, reference
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.edge.response_socket import PATHS as RESPONSE_PATHS
+from qwen3_omni_neuron.serving.edge.response_socket import ResponseSockets
 from qwen3_omni_neuron.serving.edge.sending import AnswerSender
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.openai.fields import RESPONSES
 from qwen3_omni_neuron.serving.openai.openapi import EXAMPLES
 from qwen3_omni_neuron.serving.openai.reply import new_id
 from qwen3_omni_neuron.serving.realtime.live_session import PATH as REALTIME
-from qwen3_omni_neuron.serving.realtime.live_session import PATHS as SOCKETS
+from qwen3_omni_neuron.serving.realtime.live_session import PATHS as REALTIME_PATHS
 from qwen3_omni_neuron.serving.realtime.live_session import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -28,7 +31,7 @@ OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _WATCHED = ("/metrics", *OPEN_PATHS)
-_KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *SOCKETS, *_WATCHED)
+_KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *REALTIME_PATHS, *_WATCHED)
 _WANTED_METHOD, _WANTED_HEADERS = (
     b"access-control-request-method",
     b"access-control-request-headers",
@@ -54,7 +57,10 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
-        self._sockets = RealtimeSockets(service)
+        self._sockets: dict[str, ASGIApp] = {
+            **dict.fromkeys(RESPONSE_PATHS, ResponseSockets(self, service)),
+            **dict.fromkeys(REALTIME_PATHS, RealtimeSockets(service)),
+        }
         self._sites = Sites(service.settings)
         self._reading = Counter[str]()  # large bodies, by owner
         self.running = 0
@@ -101,8 +107,9 @@ class Gate:
 
     async def _open(self, scope: Scope, receive: Receive, send: Send, context: Context) -> None:
         """Serve a socket until it ends. Each message counts until the next one is asked for."""
-        if scope["path"] not in SOCKETS:
-            message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
+        if scope["path"] not in self._sockets:
+            path = scope["path"][:200]
+            message = f"there is no socket at {path!r}, only at {REALTIME} and {RESPONSES}."
             raise ApiError(404, message, "unknown_url")
         account, held = context.account, 0
 
@@ -122,7 +129,7 @@ class Gate:
             held = size
             return message
 
-        await self._sockets(scope, counted, send)
+        await self._sockets[scope["path"]](scope, counted, send)
 
     async def _admit(
         self, scope: Scope, receive: Receive, context: Context, releases: ExitStack
@@ -151,7 +158,7 @@ class Gate:
             return True
         address = scope["client"][0] if scope.get("client") else "unknown"
         authorization, keys = _authorization(headers), self._service.keys
-        is_socket = scope["type"] == "websocket" and context.path in SOCKETS
+        is_socket = scope["type"] == "websocket" and context.path in REALTIME_PATHS
         guest = keys.guest(authorization) if is_socket else None
         if guest is not None:
             context.owner, context.session = guest
@@ -266,7 +273,7 @@ class Gate:
         self._service.metrics.requests.labels(path, status).inc()
         if context.path not in _WATCHED:
             fields = context.log_fields()
-            if path not in SOCKETS:  # a realtime session lasts as long as its conversation
+            if context.method != "WEBSOCKET":  # one lasts as long as its conversation
                 self._service.metrics.seconds.observe(fields["seconds"])
             logs.event("request", **fields)
 

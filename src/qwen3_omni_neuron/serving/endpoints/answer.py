@@ -259,12 +259,13 @@ def json_event(content: dict[str, Any]) -> bytes:
 
 
 async def answer(
-    service: Service, context: Context, read: Callable[[], "Question"], in_thread: bool
+    service: Service, context: Context, read: Callable[[], Any], in_thread: bool
 ) -> Response:
     """Answer one conversation, whole or in pieces.
 
-    read: parses the body. in_thread: that may take long; so do many short ones of one owner beside
-    another's. Raises ApiError and the API's errors.
+    read: parses the body, and returns a Question, or an object with its methods. in_thread: that
+    may take long; so do many short ones of one owner beside another's. Raises ApiError and the
+    API's errors.
     """
     begun: Reply | Question
     run = partial(service.readers.run, context.owner)

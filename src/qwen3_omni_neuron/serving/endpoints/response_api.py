@@ -1,7 +1,7 @@
 """POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, dropwhile, islice
@@ -14,9 +14,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.edge.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.edge.response_socket import LAST_RESPONSE
 from qwen3_omni_neuron.serving.endpoints.answer import Question, Reply, answer, parts_of
 from qwen3_omni_neuron.serving.json_bytes import to_json
-from qwen3_omni_neuron.serving.kept import KeptResponse
+from qwen3_omni_neuron.serving.kept import KeptResponse, LastResponse
 from qwen3_omni_neuron.serving.openai import bodies
 from qwen3_omni_neuron.serving.openai import responses as requests
 from qwen3_omni_neuron.serving.openai.chat_request import ObjectFormat
@@ -38,6 +39,8 @@ Json = dict[str, Any]
 Query = TypeVar("Query", bound=BaseModel)
 SESSION_KEY = "session_key"
 """Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
+KeepResponse = Callable[[bytes, dict[str, bytes]], None]
+"""Function that keeps a response, by its JSON and its output's items by their ids."""
 _BEGINNING = ("response.created", "response.in_progress")
 _ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
 
@@ -51,7 +54,8 @@ async def create_response(request: Request) -> Response:
     asked = None
     if len(context.body) <= bodies.SMALL_BODY_BYTES:
         asked = bodies.parse_json(requests.ResponseRequest, context.body)
-    read = partial(_read, asked, response_id, service, context)
+    last: LastResponse | None = request.scope.get(LAST_RESPONSE)
+    read = partial(_read, asked, response_id, service, context, last)
     return await answer(service, context, read, asked is None or asked.names_earlier)
 
 
@@ -111,18 +115,26 @@ def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:
 
 
 def _read(
-    parsed: requests.ResponseRequest | None, response_id: str, service: Service, context: Context
-) -> Question:
+    parsed: requests.ResponseRequest | None,
+    response_id: str,
+    service: Service,
+    context: Context,
+    last: LastResponse | None,
+) -> "Question | Prepared":
     """Return the question of a request. Raises ApiError.
 
-    parsed: its body, if it was parsed.
+    parsed: its body, if it was parsed. last: what its socket keeps; the answer is streamed there.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
+    if last is not None:
+        asked.stream = True
     bodies.check_model(service, asked.model)
     requests.check_response_request(asked)
     turns = list[KeptResponse]()
     if asked.previous_response_id is not None:
-        turns = service.responses.conversation(context.owner, asked.previous_response_id) or []
+        turns = last.conversation(asked.previous_response_id) if last is not None else []
+        found = service.responses.conversation
+        turns = turns or found(context.owner, asked.previous_response_id) or []
         if not turns:
             raise _not_kept(400, asked.previous_response_id, "previous_response_id")
     kept_items = [item for t in turns for item in (*t.input.values(), *t.output.values())]
@@ -131,10 +143,12 @@ def _read(
     items = [(f"previous_response_id: item {i}", item) for i, item in enumerate(earlier)]
     places = ["input"] if isinstance(asked.input, str) else [f"input[{i}]" for i in range(len(own))]
     items += zip(places, own, strict=True)
-    wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
+    wanted = names = None
+    if asked.generate is not False:
+        wanted, names = requests.chat_request_of(asked, items, context.omni.info.context_length)
     service.count_without_effect(RESPONSES, asked)
-    kept = None
-    if asked.store is not False and len(context.body) <= service.responses.largest:
+    kept, stores = None, asked.store is not False
+    if (stores or last is not None) and len(context.body) <= service.responses.largest:
         said: list[requests.InputItem] = [
             item for item in own if not isinstance(item, requests.EarlierReasoning)
         ]
@@ -144,7 +158,20 @@ def _read(
         new = newly_listed(listed_before, given)
         kept = KeptResponse(b"", asked.previous_response_id, given, {}, new)
     asked.input = []  # frees the media: the chat request has them
-    reply = partial(ResponseReply, asked, response_id, kept)
+
+    def keep(body: bytes, output: dict[str, bytes]) -> None:
+        if kept is None:
+            return
+        made = replace(kept, body=body, output=output)
+        if stores:
+            service.responses.keep(context.owner, response_id, made)
+        if last is not None:
+            last.keep(response_id, [*turns, made])
+
+    stored = stores and kept is not None
+    if wanted is None:
+        return Prepared(asked, response_id, keep, stored, service, context)
+    reply = partial(ResponseReply, asked, response_id, keep, stored)
     return Question(wanted, reply, service, context, names)
 
 
@@ -229,13 +256,19 @@ class ResponseReply(Reply):
         self,
         asked: requests.ResponseRequest,
         response_id: str,
-        kept: KeptResponse | None,
+        keep: KeepResponse,
+        stored: bool,
         question: Question,
         stream: SpeechStream,
     ):
-        """kept: the response without its output, where it is kept; None where it is not."""
+        """keep: keeps the complete response. stored: other requests may name it then."""
         super().__init__(question, stream)
-        self._asked, self._kept, self._id = asked, kept, response_id
+        self._set(asked, response_id, keep, stored)
+
+    def _set(
+        self, asked: requests.ResponseRequest, response_id: str, keep: KeepResponse, stored: bool
+    ) -> None:
+        self._asked, self._id, self._keep, self._stored = asked, response_id, keep, stored
         self._number = 0
         self._items = OutputItems(asked.in_spaces)
         self._ending: list[bytes] = []
@@ -269,10 +302,8 @@ class ResponseReply(Reply):
         super()._finish()
         self._ending = [self._event(*event) for event in self._items.finish(self._status)]
         self._body = to_json(self._object(self._status))
-        if self._kept is not None:
-            output = {item["id"]: to_json(sent_back(item)) for item in self._items.items}
-            kept = replace(self._kept, body=self._body, output=output)
-            self._service.responses.keep(self._context.owner, self._id, kept)
+        output = {item["id"]: to_json(sent_back(item)) for item in self._items.items}
+        self._keep(self._body, output)
 
     @property
     def _status(self) -> str:
@@ -315,7 +346,7 @@ class ResponseReply(Reply):
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "store": self._kept is not None,
+            "store": self._stored,
             "temperature": asked.temperature,
             "text": {
                 "format": {"type": "text"}
@@ -345,3 +376,40 @@ class ResponseReply(Reply):
         head = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":{self._number}'
         self._number += 1
         return b"".join((head.encode(), b",", fields, b"}\n\n"))
+
+
+class Prepared(ResponseReply):
+    """Response without output, `generate: false`, which a later turn may continue."""
+
+    takes_long = False
+    _reached_limit = False
+
+    def __init__(
+        self,
+        asked: requests.ResponseRequest,
+        response_id: str,
+        keep: KeepResponse,
+        stored: bool,
+        service: Service,
+        context: Context,
+    ):
+        self._service, self._context, self._streams = service, context, bool(asked.stream)
+        self._created, self._result, self._texts = int(time.time()), None, []
+        self._set(asked, response_id, keep, stored)
+
+    def begin(self) -> "Prepared":
+        """Return itself: there is nothing to start."""
+        return self
+
+    answer = begin
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the server-sent events."""
+        first = self._first()
+        self._finish()
+        yield b"".join((*first, *self._last()))
+
+    def _finish(self) -> None:
+        """Keep the response for later turns."""
+        self._body = to_json(self._object("completed"))
+        self._keep(self._body, {})

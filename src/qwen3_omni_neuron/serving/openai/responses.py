@@ -243,6 +243,8 @@ class ResponseRequest(chat.TextRequest):
     """Body of POST /v1/responses."""
 
     further = further_fields(RESPONSES, chat.CHAT_OPTIONS, REFUSED_IN_RESPONSES)
+    type: Literal["response.create"] | None = None  # of an event
+    generate: bool | None = None
     input: Annotated[str | InputItems, OneOf("a string or a list of items")] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
