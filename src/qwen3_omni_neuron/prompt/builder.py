@@ -70,7 +70,6 @@ class _Asked:
     said: Set[int] = frozenset()
 
     def part(self, begin: int, end: int) -> "_Asked":
-        """Return some of the messages, without media and tools."""
         said = {index - begin for index in range(begin, end) if index in self.said}
         return replace(self, messages=self.messages[begin:end], media=(), tools=(), said=said)
 
@@ -108,20 +107,19 @@ class PromptBuilder:
         literal_text: bool = False,
         truncation: Truncation | None = None,
     ) -> Prompt:
-        """Make the prompt of a conversation, up to the beginning of the assistant's answer.
+        """Return the prompt of a conversation, up to the beginning of the assistant's answer.
 
-        messages: a text from the user, or dicts with "role" and "content", a string, or a list of
-        items, whose forms prompt.media reads. use_audio_in_video: also take the audio of videos.
-        most_tokens: longest prompt; what surely has more is refused before it is read. tools:
-        descriptions of functions in the form of OpenAI's API. literal_text: names of special tokens
-        in text are words; otherwise they become these tokens, as in the reference. truncation:
-        drops the oldest turns beyond its limits.
+        messages: the user's text, or dicts with "role" and "content": a string, or a list of items
+        as prompt.media reads them. use_audio_in_video: also use the audio of videos. most_tokens:
+        upper bound; a prompt that surely exceeds it is refused before it is read. tools: functions
+        in OpenAI's form. literal_text: names of special tokens are plain words, not tokens.
+        truncation: drops the oldest turns beyond its limits.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError.
         """
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
         check = self.text_check(most_tokens)
-        # A text that may be dropped may have any length.
+        # Skip the check: truncation may drop the text.
         of_messages = check if truncation is None else ignore
         checked, media = read_messages(messages, reserved, load.read, of_messages)
         return self.assemble(
@@ -134,22 +132,22 @@ class PromptBuilder:
         )
 
     def audio_tokens(self, samples: int) -> int:
-        """Return the tokens of so many samples at the checkpoint's rate."""
+        """Return the number of tokens of `samples` at the checkpoint's rate."""
         return self._config.thinker.audio.tokens(math.ceil(samples / self._mel.hop))
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Tokens that stand for media in a prompt, which no text may contain."""
+        """Placeholder tokens of media, which no text may contain."""
         return tuple(self._placeholders.values())
 
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
-        """Return the reader of a conversation's media. Arguments: see `prompt`."""
+        """Return the reader of a conversation's media; see `prompt`."""
         return MediaLoader(
             self._pixels, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
 
     def text_check(self, most_tokens: int | None) -> Check:
-        """Return the check of a text, without the blanks around it. most_tokens: see `prompt`."""
+        """Return the check of a text's length, without outer blanks; see `prompt`."""
 
         def check(text: str, where: str) -> None:
             if most_tokens is not None and (least := self.least_tokens(text.strip())) > most_tokens:
@@ -172,12 +170,12 @@ class PromptBuilder:
         most_tokens: int | None = None,
         truncation: Truncation | None = None,
     ) -> Prompt:
-        """Make the prompt of messages that prompt.messages.read_messages has read.
+        """Return the prompt of messages that prompt.messages.read_messages has read.
 
-        growing: the last item is a clip that still arrives. The prompt then ends with the last row
-        of its last whole window, or the row before the clip, and its talker's assistant rows are
-        not used. tools: result of read_tools. said: indices of the model's replies, in which names
-        of special tokens are words. Others: see `prompt`.
+        growing: the last item is a clip that still arrives: the prompt ends with its last whole
+        window, or before it, and the talker's assistant rows are unused. tools: result of
+        read_tools. said: indices of the model's replies, whose special names are words. Others: see
+        `prompt`.
         Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
         asked = _Asked(messages, media, tools, literal_text, {*said})
@@ -204,9 +202,9 @@ class PromptBuilder:
         return self._prompt_of(token_ids, media, runs, placed, mel)
 
     def raw(self, given: str | Sequence[int], most_tokens: int) -> Prompt:
-        """Make a prompt of text or token ids as they are, without the chat template.
+        """Return the prompt of text or token ids, without the chat template.
 
-        Names of special tokens become these tokens, but for those of media.
+        Names of special tokens, except media's, become these tokens.
         Raises MessageError and PromptTooLongError.
         """
         least, ids = 0, list[int]()
@@ -268,10 +266,9 @@ class PromptBuilder:
             )
 
     def _template_ids(self, asked: "_Asked", most_tokens: int | None = None) -> list[int]:
-        """Return the tokens of a conversation, with one placeholder for each of its media.
+        """Return a conversation's token ids, with one placeholder for each media item.
 
-        Raises PromptTooLongError for a long one of more than `most_tokens` tokens; a short one is
-        not checked.
+        Raises PromptTooLongError for a long text of more than `most_tokens`; short ones pass.
         """
         messages, tools, literal = asked.messages, asked.tools, None
         if asked.literal_text:
@@ -299,13 +296,12 @@ class PromptBuilder:
     def _truncated(self, asked: "_Asked", truncation: Truncation) -> "_Asked":
         """Return a conversation without its oldest turns, if it exceeds the limits.
 
-        A template writes each part alike in any conversation: its length is how much a prompt grows
-        by it.
+        A template renders a part alike in any conversation, so lengths of parts add up.
         """
         most = truncation.most_tokens
 
         def length(part: _Asked) -> int:
-            """Count the tokens of a part and an empty turn of the user after it, or most + 1."""
+            """Count the tokens of a part and an empty user turn after it, or return most + 1."""
             part = replace(part, messages=[*part.messages, _EMPTY_TURN])
             fields = (part.literal_text, *sorted(part.said), repr(part.messages), repr(part.tools))
             key = hash(fields)
@@ -330,7 +326,7 @@ class PromptBuilder:
             own = asked.part(begin, end)
             items = _media_count(own.messages)
             media_begin -= items
-            tokens = most + 1  # where what follows is too long already, and no more need be known
+            tokens = most + 1  # already too long: the exact number does not matter
             if spare >= 0 or truncation.retained < 1:
                 tokens = length(own) - empty - items
                 media = asked.media[media_begin : media_begin + items]
@@ -349,7 +345,7 @@ class PromptBuilder:
         return replace(asked, messages=left, media=media, said=said)
 
     def _media_tokens(self, item: Media) -> int:
-        """Count the tokens of an item; of a clip it may be one too many."""
+        """Count the tokens of an item; a clip's may be one too many."""
         frames = 0 if item.clip is None else math.ceil(item.clip.samples / self._mel.hop)
         (run,) = self._runs([item], [torch.empty(0, frames)] * (item.clip is not None))
         return len(self._tokens(item, run))
@@ -375,7 +371,7 @@ class PromptBuilder:
         return self._tokenizer.to_json()
 
     def whole_windows(self, clip: GrowingClip) -> int:
-        """Count a growing clip's whole windows of the audio encoder so far."""
+        """Count a growing clip's whole audio encoder windows so far."""
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
 
@@ -408,7 +404,7 @@ class PromptBuilder:
         return tuple({*self._tokenizer.special_tokens, *self.reserved})
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
-        """Return the run of tokens of each item. mel: features of items with audio, in order."""
+        """Return each item's run of tokens. mel: features of the items with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
             audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
@@ -424,10 +420,9 @@ class PromptBuilder:
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
     ) -> tuple[Tensor, list[Placed]]:
-        """Replace each item's placeholder by all of its tokens.
+        """Replace each placeholder by all of its item's tokens, int64 [S]; also return the runs.
 
-        growing: leave out the tokens after the last item. Returns the tokens, int64 [S], and the
-        placed runs.
+        growing: leave out the tokens after the last item.
         """
         template, media_ids = np.array(ids, dtype=np.int64), self._config.thinker.media_token_ids
         found = [at for at, token_id in enumerate(ids) if token_id in media_ids]
@@ -452,7 +447,7 @@ class PromptBuilder:
         return torch.from_numpy(np.concatenate(parts)), placed
 
     def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
-        """Return an item's tokens; a video's with audio are mixed, in brackets."""
+        """Return an item's tokens; video and audio tokens are interleaved, in brackets."""
         own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
         tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:

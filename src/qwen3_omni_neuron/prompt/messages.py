@@ -20,8 +20,7 @@ from qwen3_omni_neuron.prompt.pauses import pause
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
-# Fields of a message. The prompt has no place for `name` and `tool_call_id`: the model reads the
-# results of tools in the order of their calls.
+# `name` and `tool_call_id` are not rendered: the model matches tool results to calls by order.
 _FIELDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(ROLES, ("role", "content", "name")),
     "assistant": ("role", "content", "tool_calls", "name"),
@@ -34,7 +33,7 @@ _ERRORS: Mapping[str, type[InputError]] = {
 }
 Messages = Sequence[Mapping[str, Any]]
 Conversation = str | Messages
-"""What a caller asks: messages, or a text, which is one message from the user."""
+"""Messages, or a text, which is one message from the user."""
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: name of the item in errors."""
@@ -45,10 +44,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate
 
 
 def check_characters(text: str, where: str) -> None:
-    """Raise MessageError for half of a surrogate pair, which UTF-8 can't encode.
-
-    Python also decodes a byte that is not UTF-8 as one.
-    """
+    """Raise MessageError for half of a surrogate pair, which UTF-8 can't encode."""
     if not text.isascii() and (half := _SURROGATE.search(text)):
         code = ord(half[0])
         escaped = 0xDC80 <= code <= 0xDCFF
@@ -61,7 +57,7 @@ def check_characters(text: str, where: str) -> None:
 
 
 def messages_of(conversation: Conversation) -> Messages:
-    """Return the messages of a conversation. Raises MessageError for a text that is empty."""
+    """Return the messages of a conversation. Raises MessageError for an empty text."""
     if not isinstance(conversation, str):
         return conversation
     if not conversation.strip():
@@ -74,9 +70,8 @@ def read_messages(
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
-    Results of tools are sorted by their calls. reserved: tokens that stand for media, which no text
-    may contain. check: called with each text first.
-    Raises MessageError, and the errors of `load` and `check`.
+    Tool results are sorted by their calls. reserved: tokens that no text may contain. check: called
+    with each text first. Raises MessageError, and the errors of `load` and `check`.
     """
     messages = messages_of(messages)
     if not _is_list(messages):
@@ -100,9 +95,9 @@ def read_messages(
 def _in_order_of_calls(
     messages: Sequence[dict[str, Any]], ids: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Return messages, with results that follow one another in the order of their calls.
+    """Sort consecutive tool results by their calls; those without a call come last.
 
-    ids: `tool_call_id` of each message. Results without a call come last, in their order.
+    ids: `tool_call_id` of each message.
     """
     turn, calls, at_of = 0, list[dict[str, Any]](), dict[str, int]()
     places = list[tuple[int, int]]()
@@ -123,7 +118,7 @@ def _in_order_of_calls(
 def read_tools(
     tools: Sequence[Any], reserved: Sequence[str], check: Check = ignore
 ) -> list[dict[str, Any]]:
-    """Check descriptions of tools, and return a copy for a chat template. Raises MessageError."""
+    """Check tool descriptions; return a copy for a chat template. Raises MessageError."""
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MessageError("tools is not a list of dicts, each of which describes a function.")
     reader = MessageReader(reserved, _no_media, check)
@@ -135,7 +130,7 @@ def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
 
 
 class MessageReader:
-    """Checker of messages, which collects their media. Arguments: see `read_messages`."""
+    """Checker of messages, and collector of their media; see `read_messages`."""
 
     def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = ignore):
         self._reserved, self._load, self._check = reserved, load, check
@@ -260,15 +255,15 @@ def _name_in(names: Sequence[str], value: object) -> str | None:
 
 Message = TypeVar("Message", bound=Mapping[str, Any])
 
-REPLY_SHARE = 8  # at most 1/8 of the context stays free for the reply, as at OpenAI
+REPLY_SHARE = 8  # at most 1/8 of the context is reserved for the reply, as at OpenAI
 
 
 @dataclass(frozen=True)
 class ConversationPart:
-    """Messages that are kept or dropped together: one from the user, or several of another role.
+    """Messages that are dropped together: a user's, or several of other roles.
 
-    begin, media_begin: indices of its first message, and of its first medium. tokens: in a prompt.
-    calls, results: numbers of calls of tools and of their results.
+    begin, media_begin: indices of its first message and media item. tokens: in a prompt. calls,
+    results: numbers of tool calls and results.
     """
 
     role: str
@@ -282,7 +277,7 @@ class ConversationPart:
     def of(
         messages: Sequence[Mapping[str, Any]], begin: int, media_begin: int, tokens: int
     ) -> "ConversationPart":
-        """Return the part of some messages."""
+        """Return the part that consists of `messages`."""
         calls = sum(len(message.get("tool_calls", ())) for message in messages)
         results = sum(message["role"] == "tool" for message in messages)
         return ConversationPart(messages[0]["role"], begin, media_begin, tokens, calls, results)
@@ -293,7 +288,7 @@ class Truncation:
     """Limits of a conversation whose oldest turns may be dropped.
 
     most_tokens: longest prompt. retained: fraction of the tokens after the instructions that
-    remains after a cut. after_instructions: most of these tokens, None: as many as fit.
+    survives a cut. after_instructions: upper bound of these tokens, None: as many as fit.
     """
 
     most_tokens: int
@@ -302,10 +297,10 @@ class Truncation:
 
     @staticmethod
     def of(option: str | Mapping[str, Any], context: int, reply_tokens: int) -> "Truncation | None":
-        """Return the limits that an option asks for, None for "disabled".
+        """Return the limits of an option, None for "disabled".
 
         option: `RequestArguments.truncation`. context: positions of the KV cache. reply_tokens:
-        most tokens of the reply, for which positions stay free.
+        upper bound of the reply, for which positions stay free.
         """
         if option == "disabled":
             return None
@@ -317,17 +312,17 @@ class Truncation:
 
     @property
     def surely_fit(self) -> int:
-        """Tokens of a whole conversation that is within every limit, whatever its parts are."""
+        """Tokens of a conversation that is within every limit, whatever its parts."""
         most = self.after_instructions
         return self.most_tokens if most is None else min(self.most_tokens, most)
 
     def first_kept(self, instructions: int, parts: Sequence[ConversationPart]) -> int:
-        """Return the index of the first part that is kept.
+        """Return the index of the first part that remains.
 
-        instructions: tokens of the system message and the tools. Turns are dropped up to the
-        beginning of a user's turn, and never the last one. Earlier replies' prompts are cut first,
-        as they were then: a growing conversation is cut at the same place until it is too long
-        again, and its rows can be reused.
+        instructions: tokens of the system message and the tools. Cuts are only before a user's
+        turn, and never drop the last one. Earlier replies' prompts are cut first, as they were
+        then: so a growing conversation keeps its cut, and its KV rows are reused, until it is too
+        long again.
         """
         most = self.most_tokens - instructions
         if self.after_instructions is not None:
@@ -347,7 +342,7 @@ class Truncation:
 
 
 def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Return the begin and end of each part; the first part is the leading system messages."""
+    """Return the begin and end of each part; the first has the leading system messages."""
     roles = [message["role"] for message in messages]
     first = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     begins = [
@@ -359,13 +354,13 @@ def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 
 def kept_messages(messages: Sequence[Message], begin: int) -> list[Message]:
-    """Return a conversation's instructions, and its messages from the one with an index on."""
+    """Return a conversation's instructions, and its messages from index `begin` on."""
     (_, first), *_ = split(messages)
     return [*messages[:first], *messages[max(first, begin) :]]
 
 
 def _begins_of(parts: Sequence[ConversationPart]) -> list[int]:
-    """Return the user's turns before which a cut separates no result from its call."""
+    """Return the user turns before which a cut separates no result from its call."""
     found, open_results = [], 0
     for at in reversed(range(len(parts))):
         part = parts[at]

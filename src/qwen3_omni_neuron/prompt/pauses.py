@@ -1,14 +1,14 @@
-"""Pauses in long reading of a prompt: places at which it may wait for others, or end."""
+"""Pauses in the long reading of a prompt, at which it may yield or end."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
 PAUSE: ContextVar[Callable[[], None] | None] = ContextVar("PAUSE", default=None)
-"""What a reader does at a pause, in its thread; None: nothing."""
+"""Function that a reader calls at a pause, in its thread, or None."""
 
 
 def pause() -> None:
-    """Let others go first, where the reader of this thread does so. May raise to end the work."""
+    """Yield to others if this thread's reader does so. May raise to end the work."""
     call = PAUSE.get()
     if call is not None:
         call()

@@ -1,10 +1,10 @@
-"""Pieces of a long text that are spoken one by one, cut where speech pauses."""
+"""Long text -> pieces to speak one by one, cut where speech pauses."""
 
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-# Places where a text may be cut, best ones first: sentences and lines, clauses, words.
+# Places to cut, best first: sentences and lines, clauses, words.
 _CLOSING = "[\"'”’»)\\]」』）]*"
 _PLACES = tuple(
     re.compile(pattern)
@@ -19,8 +19,7 @@ _PLACES = tuple(
 def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
     """Cut a text into pieces of at most `most_tokens` tokens; a longer word is one piece.
 
-    A piece has as many sentences as fit, else clauses, else words. count: counts a text's tokens.
-    Joined, the pieces are the text.
+    A piece has as many sentences as fit, else clauses, else words. count: a text's tokens.
     """
 
     def fits(piece: str) -> bool:
@@ -30,7 +29,6 @@ def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
 
 
 def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str]]) -> list[str]:
-    """Cut a text that is too long for one piece."""
     if not places:
         return [text]
     parts = _split(text, places[0])
@@ -54,9 +52,9 @@ def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str
 def _last_end(
     parts: Sequence[str], at: int, begun: str, guess: int, fits: Callable[[str], bool]
 ) -> int:
-    """Return the largest end so that the parts from `at` up to it fit after a begun piece.
+    """Return the largest end such that parts[at:end] fit after `begun`.
 
-    The search starts around a guess: to try each end would take quadratic time.
+    Searches around `guess`: to try each end would take quadratic time.
     """
     low, high, step = at, len(parts) + 1, 1  # low fits; high, or an end below it, does not
     guess = min(guess, len(parts))
@@ -72,7 +70,6 @@ def _last_end(
 
 
 def _split(text: str, place: re.Pattern[str]) -> list[str]:
-    """Split a text after each place where it may be cut."""
     ends = [0, *(match.end() for match in place.finditer(text)), len(text)]
     parts = (text[a:b] for a, b in pairwise(ends))
     return [part for part in parts if part]

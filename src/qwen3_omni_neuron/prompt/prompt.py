@@ -20,9 +20,8 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 class MediaRun:
     """Run of an audio clip's, an image's or a video's tokens in a prompt.
 
-    audio_tokens: number of its audio tokens. grid: frames, rows and columns of its vision tokens.
-    frame_positions: positions from frame to frame along the time axis. A video's audio tokens are
-    interleaved by time.
+    grid: frames, rows and columns of its vision tokens. frame_positions: positions from frame to
+    frame along the time axis. A video's audio tokens are interleaved by time.
     """
 
     audio_tokens: int = 0
@@ -31,7 +30,7 @@ class MediaRun:
 
     @property
     def vision_tokens(self) -> int:
-        """Number of tokens of the image or of the video's frames."""
+        """Number of vision tokens."""
         frames, rows, columns = self.grid
         return frames * rows * columns
 
@@ -39,7 +38,7 @@ class MediaRun:
         return self.vision_tokens + self.audio_tokens
 
     def is_audio(self) -> NDArray[np.bool_]:
-        """Return which tokens are audio, bool [len(self)]; a frame comes before its audio."""
+        """Return which tokens are audio, bool [len(self)]; a frame precedes its audio."""
         frames, rows, columns = self.grid
         if not self.audio_tokens or not self.vision_tokens:
             return np.full(len(self), self.audio_tokens > 0)
@@ -48,9 +47,9 @@ class MediaRun:
         return times.argsort(kind="stable") >= self.vision_tokens
 
     def positions(self, first: np.float32) -> tuple[NDArray[np.float32], np.float32]:
-        """Return the run's positions, float32 [3, len(self)], and the next token's position.
+        """Return the run's positions, float32 [3 (1: audio alone), len(self)], and the next one.
 
-        first: the run's first position. Positions of audio alone are [1, len(self)].
+        first: the run's first position.
         """
         if not self.vision_tokens:
             following = first + np.arange(self.audio_tokens + 1, dtype=np.float32)
@@ -62,8 +61,7 @@ class MediaRun:
         positions = np.empty((3, len(self)), dtype=np.float32)
         positions[:, ~is_audio] = vision + first
         positions[:, is_audio] = np.arange(self.audio_tokens, dtype=np.float32) + first
-        # As in the reference: one more than the highest position among the tokens after the last
-        # token of the other kind, not among all tokens.
+        # As in the reference: only tokens after the last token of the other kind count.
         (other,) = (is_audio != is_audio[-1]).nonzero()
         tail = other[-1] + 1 if len(other) else 0
         return positions, positions[:, tail:].max() + np.float32(1)
@@ -73,8 +71,7 @@ Placed = tuple[int, MediaRun]
 """Index in a prompt of a run's first token, and the run."""
 
 
-# In numpy, because prompts are made while stages run: each operation of torch would release the
-# interpreter lock and wait to get it back.
+# numpy: torch would release the interpreter lock in each operation, while stages compete for it.
 def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
     """Return the positions of a prompt, float32 [3, length]. runs: its media, in order."""
     positions = np.empty((3, length), dtype=np.float32)
@@ -91,13 +88,12 @@ def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
 def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> Tensor:
     """Return the positions of a talker prompt, float32 [3, rows].
 
-    user_tokens: int64 [U], indices of the prompt's tokens in user segments. rows: U plus those of
-    the assistant's turn.
+    user_tokens: int64 [U], indices of the tokens in user segments. rows: U + assistant rows.
     """
     kept = []
     for index, (start, run) in enumerate(runs):
-        # The reference computes the talker's positions without use_audio_in_video. It still finds a
-        # video with audio if an image or a silent video follows; else it counts it as text.
+        # The reference ignores use_audio_in_video here. It finds a video with audio only if an
+        # image or a silent video follows; else it counts the video as text.
         silent_later = any(r.vision_tokens and not r.audio_tokens for _, r in runs[index + 1 :])
         if not run.audio_tokens or silent_later:
             kept.append((int(np.searchsorted(user_tokens.numpy(), start)), run))
@@ -116,11 +112,11 @@ class TalkerPrompt:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Count the rows of the whole talker prompt, with that of the first generated token."""
+        """Count the rows, with that of the first generated token."""
         return int(self.positions.shape[1])
 
     def first(self, rows: int) -> "TalkerPrompt":
-        """Return the prompt of the first user rows, as it is while later ones are unknown."""
+        """Return the prompt of the first user rows, while later ones are unknown."""
         assistant = len(self) - len(self.token_ids)
         return TalkerPrompt(self.token_ids[:rows], self.positions[:, : rows + assistant])
 
@@ -129,10 +125,9 @@ class TalkerPrompt:
 class Prompt:
     """Model inputs of one conversation.
 
-    token_ids: int64 [S], with media as runs of their placeholders. positions: float32 [3, S], over
-    time, height and width. audio_mel: float32 [mel_bins, frames] for each clip and each video's
-    audio. audio_tokens, image_tokens: number of token_ids of audio, and of images and videos.
-    warnings: see prompt.media.fields.Warn.
+    token_ids: int64 [S], with media as runs of placeholders. positions: float32 [3, S]: time,
+    height, width. audio_mel: float32 [mel_bins, frames] of each clip and video's audio.
+    audio_tokens, image_tokens: numbers of token_ids of audio, and of images and videos.
     """
 
     token_ids: Tensor
@@ -150,17 +145,17 @@ class Prompt:
 
 
 DIGEST_BYTES = 16
-_NUMBERS = DIGEST_BYTES // 4  # int32 numbers of a digest in a key
+_NUMBERS = DIGEST_BYTES // 4  # int32 numbers per digest
 HEAD_ROWS = 64
 ID_BITS = 64
 _NO_MEDIA, _NO_SOURCES = np.empty(0, np.int64), np.empty((1, 0), np.int32)
 
 Unit = tuple[bytes, int]
-"""Digest of one unit of an encoder's input, and the number of rows made from it."""
+"""Digest of one unit of an encoder's input, and the number of its rows."""
 
 
 class RowKeys:
-    """Keys of the rows of one prompt: equal first keys are equal rows in the KV cache.
+    """Keys of a prompt's rows: equal leading keys are equal rows in the KV cache.
 
     A key is a row's token id, positions, and for media the digest of the encoder's input: a window
     of 8 s of audio, an image, or a frame.
@@ -185,10 +180,10 @@ class RowKeys:
         return len(self.token_ids)
 
     def shared(self, other: "RowKeys") -> int:
-        """Return the number of first rows that are the same in both."""
+        """Return the number of leading rows that are equal in both."""
         if self.cache_key != other.cache_key:
             return 0
-        # Most prompts differ early, in text. This finds it in a tenth of the time that numpy takes.
+        # Most prompts differ early, in text: ten times as fast as numpy there.
         differs, rows = self._head ^ other._head, min(len(self), len(other))
         row = ((differs & -differs).bit_length() - 1) // ID_BITS if differs else rows
         if row <= min(self._text_rows, rows, HEAD_ROWS):
@@ -200,14 +195,13 @@ class RowKeys:
         return rows if same == media else int(self.media[same])
 
     def media_rows(self, rows: int) -> int:
-        """Count the rows of media among the first `rows`."""
+        """Count the media rows among the first `rows`."""
         return bisect_left(self.media, rows)  # numpy's releases the interpreter lock
 
     def followed_by(self, token_ids: list[int]) -> "RowKeys":
-        """Return the keys followed by those of text tokens, as decode steps append them."""
-        # An engine counts positions in float64. A video's positions need not be whole, so a
-        # prompt's float32 positions may differ from these in the last bit: such rows then count as
-        # different.
+        """Return the keys followed by text tokens, as decode steps append them."""
+        # An engine counts positions in float64. After a video, whose positions may be fractions, a
+        # prompt's float32 ones may differ in the last bit: such rows count as different.
         following = float(self.positions.max()) + np.arange(1, len(token_ids) + 1)
         added = np.tile(following.astype(np.float32), (3, 1))
         return RowKeys(
@@ -220,7 +214,7 @@ class RowKeys:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return the number of first columns, or numbers, that are equal."""
+    """Return the number of leading columns, or numbers, that are equal."""
     length = min(one.shape[-1], other.shape[-1])
     differs = one[..., :length] != other[..., :length]
     if differs.ndim > 1:
@@ -233,7 +227,7 @@ NO_KEYS = RowKeys(np.empty(0, np.int64), np.empty((3, 0), np.float32))
 
 @dataclass(frozen=True)
 class PromptKeys:
-    """Keys of a prompt's rows in the thinker, and of its user rows in the talker."""
+    """Keys of a prompt's thinker rows, and of its talker's user rows."""
 
     thinker: RowKeys
     talker: RowKeys
@@ -242,9 +236,8 @@ class PromptKeys:
 def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None) -> PromptKeys:
     """Compute the keys of a prompt. cache_key: the request's option.
 
-    The talker's row of a media token is a hidden state of the thinker, which depends on all its
-    earlier rows. So its key also has its position in the thinker, and a digest of the token ids
-    before it.
+    The talker's row of a media token is a hidden state of the thinker, which depends on all earlier
+    rows: its key includes its thinker position, and a digest of the token ids before it.
     """
     talks = prompt.talker
     thinker = RowKeys(prompt.token_ids.numpy(), prompt.positions.numpy(), cache_key=cache_key)
@@ -269,7 +262,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None
             sources[_NUMBERS, own] = np.arange(len(own))
             at += count
     thinker = RowKeys(ids, thinker.positions, media, sources, cache_key)
-    # The talker's rows are those of user segments, which have all media.
+    # All media are in user segments.
     (user_media,) = np.isin(user_ids, c.media_token_ids).nonzero()
     places = thinker.positions[:, media].view(np.int32)
     sources = np.vstack((sources, places, _contexts(thinker)))
@@ -292,7 +285,7 @@ def _contexts(keys: RowKeys) -> NDArray[np.int32]:
 
 def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
     c, clips = config.thinker.audio, prompt.audio_mel
-    # The width to which the encoder pads its chunks depends on all clips: see model.audio_encoder.
+    # Padding of the encoder's chunks depends on all clips: see model.audio_encoder.
     width = min(c.chunk_mel_frames, max((clip.shape[1] for clip in clips), default=0))
     for clip in clips:
         windows = clip.split(c.window_mel_frames, 1)
@@ -309,7 +302,7 @@ def _frames(visuals: tuple[Visual, ...], merge_size: int) -> Iterator[Unit]:
             yield digest, height * width // merge_size**2
 
 
-_known = WeakIdKeyDictionary()  # digests by numbers, of each tensor or array while it lives
+_known = WeakIdKeyDictionary()  # tensor or array -> its digests by `numbers`
 
 
 def _digests(

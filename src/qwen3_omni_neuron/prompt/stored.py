@@ -6,7 +6,7 @@ r"""File format of stored conversations: a document of JSON values and arrays <-
     JSON: {"kind", "fingerprint", "document", "arrays": [[place, dtype, shape], ...]}
     the arrays' bytes, one array after the other
 
-In the document an array is null; its place is the list of keys and indices that lead there.
+An array's place is the list of keys and indices of its null in the document.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _Place = tuple[str | int, ...]
 def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
     """Return a document as bytes.
 
-    kind: a name for the document's fields, such as "session". fingerprint: that of the checkpoint;
-    see `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays as values in it.
+    kind: a name for the document's fields, such as "session". fingerprint: see
+    `api.Qwen3Omni.checkpoint_fingerprint`. document: JSON values, and arrays.
     Raises StoredSessionError for a value that JSON lacks.
     """
     arrays: list[tuple[_Place, NDArray[Any]]] = []
@@ -61,11 +61,9 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
-    """Return the document that `pack` was given, with arrays of its own.
+    """Return the document that was packed, with arrays of its own. where: its name in errors.
 
-    where: name of the data in errors.
-    Raises StoredSessionError for data that are not a stored conversation, are damaged, or have
-    another format, kind or fingerprint.
+    Raises StoredSessionError for damaged or foreign data, and another format, kind or fingerprint.
     """
     line = _LINE.match(data)
     if line is None:
@@ -108,7 +106,7 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
 
 
 def read_file(path: Path, kind: str, fingerprint: str) -> Document:
-    """Return the document in a file. Raises StoredSessionError, also if it can't be read."""
+    """Return the document in a file. Raises StoredSessionError, also for an unreadable file."""
     with open_media(path, "the stored conversation", StoredSessionError) as file:
         try:
             data = file.read()

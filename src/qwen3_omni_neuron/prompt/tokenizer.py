@@ -30,16 +30,16 @@ _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Fields in which transformers 4 and 5 write the tokens that only some tokenizers have.
+# Fields in which transformers 4 and 5 write optional tokens.
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
 _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-AT_ONCE = 1 << 14  # characters that are tokenised within some ms
-_QUICK = 1 << 10  # characters that are tokenised within half a ms
-_PORTION = 1 << 16  # characters of a longer text that are searched or tokenised at a time
-_JOINED = 4  # most characters at the begin of a text that NFC joins to what is before it
+AT_ONCE = 1 << 14  # characters tokenised within some ms
+_QUICK = 1 << 10  # characters tokenised within 0.5 ms
+_PORTION = 1 << 16  # characters of a longer text searched or tokenised at a time
+_JOINED = 4  # upper bound of a text's first characters that NFC joins to text before it
 _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
-# Places where a piece certainly ends and NFC joins nothing: before a blank or punctuation mark that
-# follows a letter, and after a line's end. The first character is a set, which is found fast.
+# Certain ends of a piece, at which NFC joins nothing: before a blank or punctuation mark after a
+# letter, and after a line end. The first character is a set, which is found fast.
 _CUT = re.compile(
     "[ \n、。，！？；：…]"
     "(?:(?<=\\S )|(?<=\n)(?=\\S)|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5][^ \n]))"
@@ -49,13 +49,12 @@ _CUT = re.compile(
 class Tokenizer:
     """Converter between text and token ids.
 
-    Reads tokenizer.json, or else vocab.json and merges.txt, and the added tokens of
-    tokenizer_config.json.
+    Reads tokenizer.json, or vocab.json and merges.txt, and tokenizer_config.json's added tokens.
     Source: transformers Qwen2Tokenizer.
     """
 
     def __init__(self, folder: Path):
-        """Read the files. Raises CheckpointError where one is missing or can't be used."""
+        """Read the files. Raises CheckpointError for a missing or unusable one."""
         try:
             config = read_json(folder / "tokenizer_config.json")
             if not isinstance(config, dict):
@@ -64,7 +63,7 @@ class Tokenizer:
             _add_tokens(self._backend, config.get("added_tokens_decoder", {}))
         except CheckpointError:
             raise
-        # The library raises plain Exception for a file that it can't use.
+        # The library raises plain Exception for an unusable file.
         except Exception as error:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer: {reason(error)}. Download its files again."
@@ -81,7 +80,7 @@ class Tokenizer:
         self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
-        # A byte is one symbol of a token of the vocabulary.
+        # A token of the vocabulary has one symbol per byte.
         names = (len(token.encode()) for token in self.added_tokens)
         self._longest_bytes = max(*map(len, vocabulary), *names, 1, 1)
         self._bytes_of_symbols = {symbol: byte for byte, symbol in enumerate(_symbols())}
@@ -89,18 +88,18 @@ class Tokenizer:
         self.named_tokens = _named_tokens(config)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a text; special tokens written in it become one id each.
+        """Return the token ids of a text; each special token written in it becomes one id.
 
-        most: a text with more tokens may be cut, as long as more than `most` ids are returned.
+        most: a text with more tokens may be cut after more than `most` ids.
         """
         return self._encode(self._backend, text, most)
 
     def encode_words(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a text in which names of special tokens are words."""
+        """Return the token ids of a text, with names of special tokens as words."""
         return self._encode(self._words, text, most)
 
     def encode_exactly(self, text: str) -> list[int]:
-        """Return ids of tokens that spell a text's own bytes: words, and not normalised."""
+        """Return ids that spell a text's own bytes: words, and not normalised."""
         return self._encode(self._exact, text, None)
 
     def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
@@ -123,7 +122,7 @@ class Tokenizer:
             return 0
         length = len(text)
         if not text.isascii():
-            # Not unicodedata.normalize, which takes quadratic time for marks out of their order.
+            # unicodedata.normalize takes quadratic time for marks out of order.
             steps = [text[at : at + _PORTION] for at in range(0, length, _PORTION)]
             length = sum(map(self._normalized, steps)) - _JOINED * (len(steps) - 1)
         return -(-length // self._longest_bytes)
@@ -144,11 +143,11 @@ class Tokenizer:
         return bytes(values[symbol] for symbol in text)
 
     def to_json(self) -> str:
-        """Return this tokenizer in the library's own format, that of tokenizer.json."""
+        """Return this tokenizer as a tokenizer.json."""
         return self._backend.to_str()
 
     def token(self, token_id: int) -> str:
-        """Return the text of one token. Raises CheckpointError where the vocabulary lacks it."""
+        """Return the text of one token. Raises CheckpointError for an unknown one."""
         text = self._backend.id_to_token(token_id)
         if text is None:
             raise CheckpointError(
@@ -160,7 +159,7 @@ class Tokenizer:
 
 
 def _portions(text: str) -> Iterator[str]:
-    """Divide a text into portions that have its tokens."""
+    """Divide a text without changing its tokens."""
     at, searched = 0, _PORTION
     while searched < len(text):
         found = _CUT.search(text, searched, searched + _PORTION)
@@ -215,7 +214,7 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _symbols() -> list[str]:
-    """Return the characters that byte-level BPE writes for the 256 bytes, as in GPT-2."""
+    """Return byte-level BPE's characters for the 256 bytes, as in GPT-2."""
     printable = set(pre_tokenizers.ByteLevel.alphabet())
     others = iter(range(256, 512))
     return [chr(b) if chr(b) in printable else chr(next(others)) for b in range(256)]
@@ -227,14 +226,14 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 class SpecialNames:
     """Names of a tokenizer's special tokens, and patterns that find them.
 
-    ids: their token ids. marked: names that are words in a caller's text. heads, tails: their
-    beginnings and ends, which may form a name where texts are joined.
+    marked: names that are words in a caller's text. heads, tails: beginnings and ends, which may
+    form a name where texts are joined.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
-        """marked: the names that are words in a text; None: all names."""
+        """marked: names that are words in a text; None: all."""
         self.tokenizer = tokenizer
-        # Longer names first: if two match at one place, the longer one is the token.
+        # Longer names first: they win where two match.
         found = (name for name in tokenizer.added_tokens if len(name) > 1)
         names = sorted(found, key=len, reverse=True)
         self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
@@ -247,9 +246,9 @@ class SpecialNames:
 class LiteralText:
     """Marker of the special tokens' names in one conversation's texts.
 
-    `mark` puts a separator, which nobody can guess, into each name in a text, and at edges where a
-    template may join a name. `encode` tokenises the text between the template's own names as words,
-    without the separators.
+    `mark` puts an unguessable separator into each name in a text, and at edges where a template may
+    join a name. `encode` tokenises text between the template's own names as words, and removes the
+    separators.
     """
 
     def __init__(self, names: SpecialNames):
@@ -282,7 +281,7 @@ class LiteralText:
     def encode(self, prompt: str, most: int | None = None) -> list[int]:
         """Return the token ids of a prompt made of marked texts. most: see `Tokenizer.encode`."""
         tokenizer, ids = self._names.tokenizer, self._names.ids
-        # All names are the template's own, and normalisation of the text makes no new ones.
+        # All names are the template's own, and NFC makes no new ones.
         if self._drawn is None and is_normalized("NFC", prompt):
             return tokenizer.encode(prompt, most)
         token_ids: list[int] = []
@@ -342,10 +341,10 @@ def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
 
 
 class ChatTemplate:
-    """Chat template of one checkpoint, in the sandbox that transformers runs it in."""
+    """Chat template of a checkpoint, in transformers' sandbox."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
-        """Read and compile the template. Raises CheckpointError if there is no usable one."""
+        """Compile the template. Raises CheckpointError if there is no usable one."""
         self._folder = folder
         self._named_tokens = tokenizer.named_tokens
         try:
@@ -355,7 +354,7 @@ class ChatTemplate:
             self.takes_tools = "tools" in find_undeclared_variables(environment.parse(text))
         except CheckpointError:
             raise
-        except Exception as error:  # Python's compiler, too, has limits of depth
+        except Exception as error:  # the compiler's depth is limited, too
             raise CheckpointError(
                 f"{folder} has no usable chat template: {reason(error)}. Take the one that belongs "
                 "to the checkpoint."
@@ -368,8 +367,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text, up to the beginning of the assistant's answer.
 
-        tools: descriptions of functions that the reply may call.
-        Raises CheckpointError where the template fails.
+        tools: functions that the reply may call. Raises CheckpointError where the template fails.
         """
         try:
             text = self._template.render(
@@ -382,7 +380,7 @@ class ChatTemplate:
             if not text.isascii():
                 text.encode()  # half of a surrogate pair can't be tokenised
             return text
-        except Exception as error:  # a template can divide by zero, or call with wrong arguments
+        except Exception as error:  # a template can divide by zero, or pass wrong arguments
             raise CheckpointError(
                 f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "
                 "Take the template that belongs to the checkpoint, or another conversation."
@@ -401,10 +399,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment of a template.
-
-    Source: transformers utils/chat_template_utils.py, _cached_compile_jinja_template.
-    """
+    """Source: transformers utils/chat_template_utils.py, _cached_compile_jinja_template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )

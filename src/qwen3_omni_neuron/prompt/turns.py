@@ -1,4 +1,4 @@
-"""Turns of a conversation: messages, and replies of which only a part may have been heard."""
+"""Turns of a conversation: messages, and replies that may have been heard in part."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, S
 from qwen3_omni_neuron.prompt.media.items import Media
 from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip
 
-BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
+BYTES_PER_S = 15.0  # UTF-8 text spoken: English 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
 ROUNDING_S = 1e-3
-"""Tolerance of the seconds heard that a caller gives, which may be rounded to milliseconds."""
+"""Tolerance of a caller's seconds heard, which may be rounded to milliseconds."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Kept(ShortRepr):
-    """Data of the session's caller about a turn, stored with it and otherwise unused.
+    """The caller's data about a turn, stored with it and otherwise unused.
 
-    id: name. shown: JSON values and arrays. size: bytes that the turn counts for.
+    shown: JSON values and arrays. size: bytes that the turn counts for.
     """
 
     id: str | None = None
@@ -27,7 +27,7 @@ class Kept(ShortRepr):
     size: int = 0
 
     def keep(self, stored: Mapping[str, Any]) -> None:
-        """Take these data from a stored turn. Earlier versions stored the id alone."""
+        """Read these data from a stored turn. Earlier versions stored the id alone."""
         self.id, self.shown = stored["id"], stored.get("shown", {})
         self.size = stored.get("size", 0)
 
@@ -36,8 +36,8 @@ class Kept(ShortRepr):
 class Turn(Kept):
     """Message of a session's history; see `Session.read`.
 
-    given, checked: content, a string or a list of items; `given` holds a growing clip itself.
-    calls: of tools. said: True for the text of a reply, in which names of special tokens are words.
+    given, checked: content, a string or a list of items; `given` has a growing clip itself.
+    calls: of tools. said: True for a reply, whose special tokens' names are words.
     """
 
     role: str
@@ -48,7 +48,7 @@ class Turn(Kept):
     said: bool = False
 
     def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
-        """Append content to the present content."""
+        """Append content."""
         if self.given is None:
             self.given, self.checked = given, checked
         else:
@@ -74,7 +74,7 @@ class Turn(Kept):
 
     @property
     def stored(self) -> dict[str, Any]:
-        """The message with its media as they were prepared; see `MediaLoader.prepared`."""
+        """The message with its prepared media; see `MediaLoader.prepared`."""
         content = self.checked
         if not isinstance(content, str):
             media = iter(self.media)
@@ -112,7 +112,7 @@ class Reply(Kept):
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> "Reply":
-        """Return the reply that `stored` describes, which has ended."""
+        """Return the ended reply that `stored` describes."""
         return Reply(**{**stored, "ended": True})
 
     @property
@@ -132,7 +132,7 @@ class Reply(Kept):
                 self.spoken_bytes = len(event.result.text.encode())
 
     def rewrite(self, text: str) -> None:
-        """Replace the text; it counts as spoken evenly in the sound that was sent."""
+        """Replace the text; it counts as spoken evenly in the sent sound."""
         self.deltas, self.rewritten, self.spoken_bytes = [text], True, 0
 
     @property
@@ -159,7 +159,7 @@ class Reply(Kept):
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:
-    """Return the bytes of text a second in speech that the talker ended by itself."""
+    """Return the bytes of text per second of speech that the talker ended by itself."""
     spoken = [reply for reply in replies if reply.spoken_bytes]
     text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
     return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
@@ -168,8 +168,8 @@ def mean_pace(replies: Sequence[Reply]) -> float:
 def joined_turns(entries: Iterable[Turn | Reply | None]) -> list[Turn]:
     """Return the turns that the model reads, with replies as turns.
 
-    A user's turn of images alone is joined to the user's next turn, calls of tools to the
-    assistant's turn before them. A reply of which nothing was heard is left out.
+    A user's turn of images alone is joined to the user's next turn, tool calls to the assistant's
+    turn before them. A reply that was not heard is left out.
     """
     found: list[Turn] = []
     for entry in entries:
@@ -188,7 +188,7 @@ def joined_turns(entries: Iterable[Turn | Reply | None]) -> list[Turn]:
 
 
 def kept_content(content: Any, media: Sequence[Media]) -> Any:
-    """Return a message's content to keep, with samples for audio arrays and iterators."""
+    """Return a message's content to store, with samples for audio arrays and iterators."""
     if isinstance(content, str):
         return str.__str__(content)
     kept, read = [], iter(media)

@@ -21,19 +21,15 @@ from qwen3_omni_neuron.prompt.media.fields import (
 
 Waveform = NDArray[np.float32]
 Check = Callable[[float], object]
-"""Function of the length in seconds of a file's or an array's audio; may raise."""
-MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
+"""Function of the audio's length in seconds; may raise."""
+MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; 1 Hz would become days of audio at 16 kHz
 MOST_SAMPLE = 2.0**31  # unscaled 32-bit integers; the mel spectrum of 1e17 is infinite
 MIN_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
 class AudioSource:
-    """Audio that is opened and not yet read.
-
-    rate: in Hz. seconds: length, None if unknown. blocks: mono [samples], iterated once; raises
-    AudioError.
-    """
+    """Opened audio. rate: in Hz. seconds: length, None if unknown. blocks: mono [samples]."""
 
     rate: float
     seconds: float | None
@@ -52,15 +48,13 @@ def load_waveform(
 
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
-    of such arrays with equal channels. item["audio_start"], item["audio_end"]: the part that is
-    used, in seconds.
-    check: called with the length that is known, and again as it grows. warn: called for a file that
-    is not used whole.
-    Raises PromptTooLongError for audio longer than limit_s, AudioError for audio that can't be
-    used.
+    of such arrays with equal channels. item["audio_start"], item["audio_end"]: part, in seconds.
+    check: called with the known length, and again as it grows. warn: called for a file that is not
+    used whole.
+    Raises PromptTooLongError for audio longer than limit_s, AudioError for unusable audio.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
-    collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
+    collected = bytearray()  # joining a list of blocks would take the memory twice
     for block in waveform_blocks(item, rate, where, limit_s, check, warn):
         collected += block.tobytes()
     return np.frombuffer(collected, np.float32)
@@ -74,7 +68,7 @@ def waveform_blocks(
     check: Check = ignore,
     warn: Warn = ignore,
 ) -> Iterator[Waveform]:
-    """Read an audio item block by block: see `load_waveform`, which joins them."""
+    """Read an audio item block by block: see `load_waveform`."""
     source = open_audio(item, where, warn)
     if source.seconds is not None:
         check(source.seconds)
@@ -93,9 +87,8 @@ def waveform_blocks(
 class ArrivingAudio:
     """One clip's pieces as they arrive: checked, mixed to mono and resampled.
 
-    The samples equal those of `load_waveform` to the bit, whatever the pieces. sampling_rate: of
-    the pieces, in Hz. rate: of the result. where: name of the clip in errors. limit_s: longest
-    clip.
+    The samples equal those of `load_waveform` to the bit. sampling_rate: of the pieces, in Hz.
+    rate: of the result. where: name of the clip in errors. limit_s: longest clip.
     """
 
     def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):
@@ -110,7 +103,7 @@ class ArrivingAudio:
         return self._mixer.channels is not None
 
     def push(self, piece: Any, sampling_rate: Any) -> Waveform:
-        """Take the next piece, [samples] or [samples, channels]; return what it completes.
+        """Return what the next piece, [samples] or [samples, channels], completes.
 
         A refused piece changes nothing. Raises AudioError and PromptTooLongError.
         """
@@ -132,8 +125,6 @@ class ArrivingAudio:
 
 
 class _Resampled:
-    """Checker and resampler of one clip's mono blocks."""
-
     def __init__(self, from_rate: float, to_rate: float, where: str, limit_s: float):
         self._rate, self._where, self._limit_s = from_rate, where, limit_s
         self._samples = 0
@@ -189,15 +180,12 @@ def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
 
 
 def longest_s(most_tokens: int | None, tokens_per_s: float) -> float:
-    """Return the length of audio with `most_tokens` tokens; None: any number."""
+    """Return the length of audio with `most_tokens` tokens."""
     return math.inf if most_tokens is None else most_tokens / tokens_per_s
 
 
 def open_audio(item: Mapping[str, Any], where: str, warn: Warn = ignore) -> AudioSource:
-    """Open the audio of a message item from audio_start to audio_end; see `load_waveform`.
-
-    Raises AudioError.
-    """
+    """Open a message item's audio between its start and end. Raises AudioError."""
     start_s, end_s = item.get("audio_start") or 0.0, item.get("audio_end") or math.inf
     source = _open(item.get("audio"), item.get("sampling_rate"), where, warn)
     return _between(source, start_s, end_s, where)
@@ -226,7 +214,7 @@ def _open_file(source: Source, where: str, warn: Warn) -> AudioSource:
 def at_one_rate(
     sections: Iterator[Section], rate: float, where: str, warn: Warn
 ) -> Iterator[Waveform]:
-    """Yield a file's samples as mono blocks at `rate`; samples of another rate are resampled."""
+    """Yield a file's samples as mono blocks, all at `rate`."""
     first: tuple[int, int] | None = None
     now, stream, warned, count = rate, None, False, 0
     for hertz, samples in sections:
@@ -298,7 +286,7 @@ def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
 
 
 class _Mixer:
-    """Mixer of one clip's pieces. channels: of the pieces so far, None before the first sample."""
+    """Mixer of one clip's pieces. channels: None before the first sample."""
 
     channels: int | None = None
 
@@ -309,7 +297,7 @@ class _Mixer:
             raise _bad_shape(place, samples)
         if not samples.size:
             return iter(()), self.channels
-        # Not _channels_last: it would read a block of 1 sample and 2 channels as 2 samples.
+        # _channels_last would read 1 sample of 2 channels as 2 samples.
         now = samples.shape[1] if samples.ndim == 2 else 1
         if self.channels not in (None, now):
             raise AudioError(
@@ -347,21 +335,21 @@ def _bad_shape(where: str, samples: NDArray[Any]) -> AudioError:
 
 
 def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
-    """Yield samples in blocks, averaged over channels."""
+    """Yield blocks averaged over channels."""
     at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
     for start in range(0, len(samples), at_once):
-        # Contiguous, because numpy sums non-contiguous channels in another order.
+        # numpy sums non-contiguous channels in another order.
         block = np.ascontiguousarray(_scaled(samples[start : start + at_once]))
         yield block if block.ndim == 1 else block.mean(axis=1)
 
 
 def _scaled(samples: NDArray[Any]) -> Waveform:
-    """Return samples as float32; the range of an integer type becomes -1 to 1."""
+    """Return samples as float32; an integer type's range becomes -1 to 1."""
     if np.issubdtype(samples.dtype, np.integer):
         info = np.iinfo(samples.dtype)
         middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
         samples = (samples - float(middle)) / (float(info.max) - middle + 1)
-    with np.errstate(over="ignore"):  # values too large for float32 become inf, which is refused
+    with np.errstate(over="ignore"):  # inf is refused later
         return samples.astype(np.float32)
 
 

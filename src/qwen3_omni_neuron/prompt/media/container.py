@@ -1,8 +1,8 @@
-"""Files of sound and video, opened without access to anything else; the samples of sound.
+"""Sound and video files, opened without access to anything else; samples of sound.
 
 soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length; PyAV all other files and, if
-installed, damaged or chained Ogg. What can't be decoded, a missing stretch, a length that the
-header does not promise, and bytes after the end are a warning.
+installed, damaged or chained Ogg. Undecodable packets, gaps, a length other than the header's, and
+bytes after the end are warned of.
 """
 
 import math
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from av.stream import Stream
 
 Section = tuple[int, NDArray[Any]]
-"""Sampling rate in Hz, and samples [samples, channels] of the range of their type."""
-BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
-MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, which has 40 a second
+"""Sampling rate in Hz, and samples [samples, channels], integers or floats."""
+BLOCK_NUMBERS = 1 << 20  # numbers in one block: 11 s of 48 kHz stereo, 4 MiB
+MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, at 40 per second
 _ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
 _DEMUXERS = "mp3,aac,flac,ogg,wav,mov,matroska,avi,mpegts"  # FFmpeg also reads playlists
 _UNKNOWN_FRAMES = 2**63 - 1
 _READ_FRAMES = 1 << 12  # samples at a time: libsndfile loses as many where it fails
 _BATCH = 1 << 16
-_MISSING_S = 0.1  # less than this may be a codec's first and last samples
-_LONGEST_S = 1e6  # what an AVI written to a pipe promises is longer
+_MISSING_S = 0.1  # shorter gaps may be a codec's first and last samples
+_LONGEST_S = 1e6  # an AVI written to a pipe promises more
 _ID3_BYTES = 128
-_TS_PACKET = 188  # bytes; there are others of 192 and 204, which begin otherwise
-_SCANNED = 1 << 12  # bytes at a time in which the next page of an Ogg file is searched
+_TS_PACKET = 188  # bytes; packets of 192 and 204 begin otherwise
+_SCANNED = 1 << 12  # bytes per step of the search for an Ogg page
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _JITTER_S = 0.01  # timestamps may be rounded, and some recorders' vary
 _NAMED_STRETCHES = 5
-_UNKNOWN_SIZE = 0x7FFF0000  # bytes: this and more is what writers to a pipe say
-_HEAD, _TAIL = 1 << 16, 1 << 24  # bytes that are searched at a file's beginning and end
-# Element of Matroska, of 4 or 8 bytes.
+_UNKNOWN_SIZE = 0x7FFF0000  # bytes: writers to a pipe write this or more
+_HEAD, _TAIL = 1 << 16, 1 << 24  # bytes searched at a file's beginning and end
+# Matroska element of 4 or 8 bytes.
 _DURATION = re.compile(rb"\x44\x89(?:\x01\0{6})?[\x84\x88\x04\x08]")
-# First frame of an MP3 with the number of frames, directly before the first that has sound.
+# MP3 frame with the number of frames, directly before the first frame of sound.
 _MP3_LENGTH = re.compile(rb"\xff[\xe2-\xfb].{11,34}(?:Xing|Info|VBRI)", re.DOTALL)
 _MP3_FRAME = 1441
 _NEXT_FILE = re.compile(
@@ -69,7 +69,7 @@ class _ManyPacketsError(Exception):
 
 
 class _Nameless:
-    """File without its name, from which the libraries would take its format.
+    """File without its name, from which the libraries would infer its format.
 
     A seek to before the first byte does nothing: libsndfile's callbacks would print an exception.
     """
@@ -102,7 +102,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
             f"{where} is {kind} that PyAV decodes, and it isn't installed. "
             f"Run: pip install 'qwen3-omni-neuron[video]'; or {instead}."
         ) from reason
-    # No protocol is allowed: the file object that we opened needs none.
+    # No protocol is allowed: our file object needs none.
     options = {"protocol_whitelist": "", "format_whitelist": _DEMUXERS}
     with open_media(source, where, error) as file:
         try:
@@ -115,8 +115,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
             raise error(
                 f"{where}: {name} has more than {MOST_PACKETS} packets. Send a part of it."
             ) from reason
-        # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
-        # numbers.
+        # PyAV and arithmetic with the file's numbers raise ValueError and ArithmeticError.
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
             why = getattr(reason, "strerror", None) or reason  # its str names a file "<none>"
             raise error(
@@ -126,7 +125,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
 
 
 def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -> InputError:
-    """Return the error for a stream whose codec can't be decoded."""
+    """Return the error for a codec without a decoder."""
     return error(
         f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
         "here. Export it with another one, such as H.264 and AAC."
@@ -137,9 +136,9 @@ _Stream = TypeVar("_Stream", bound="Stream")
 
 
 def chosen_stream(streams: Sequence[_Stream], place: str, warn: Warn) -> _Stream | None:
-    """Return the stream that is marked as default, else the first; None if there is none.
+    """Return the default stream, else the first decodable one, else the first, else None.
 
-    Streams without a decoder come last. warn: called if there are several.
+    warn: called if there are several.
     """
     from av.stream import Disposition
 
@@ -156,10 +155,10 @@ def chosen_stream(streams: Sequence[_Stream], place: str, warn: Warn) -> _Stream
 
 
 class Packets:
-    """Packets of a stream, and what all the file's packets tell of losses.
+    """Packets of a stream, and the losses that all the file's packets show.
 
-    failed: number that could not be read or decoded. restarts: how often timestamps began anew.
-    missing: sentences about the first stretches of sound that timestamps leave out.
+    failed: packets that could not be read or decoded. restarts: of the timestamps. missing:
+    sentences about the first gaps in the sound's timestamps.
     """
 
     def __init__(self, container: "InputContainer", stream: "Stream"):
@@ -167,7 +166,7 @@ class Packets:
         self._container, self._stream = container, stream
         self._begin_s, self._end_s, self._end_byte = math.inf, -math.inf, 0
         self._next_s = -math.inf
-        # Time by which FFmpeg may shift parts of an edit list, and whether packets are left out.
+        # Time by which FFmpeg may shift edit lists' parts, and whether packets are left out.
         self._unsure_s, self._left_out, self._behind = 0.0, False, False
         self._first_s = self._heard_s = math.inf
         self.missing: list[str] = []
@@ -178,7 +177,7 @@ class Packets:
 
         count = 0
         try:
-            # PyAV raises an IndexError at the end if a stream began that the header doesn't name.
+            # PyAV raises an IndexError at the end if the header lacks a stream.
             with suppress(IndexError):
                 for packet in self._container.demux():
                     if count == MOST_PACKETS:
@@ -195,7 +194,7 @@ class Packets:
     def _note(self, packet: "Packet") -> None:
         if packet.pos is not None:
             self._end_byte = max(self._end_byte, packet.pos + packet.size)
-        # The last packet of a WAV without its size is marked as corrupt, too.
+        # The last packet of a WAV without a size is marked as corrupt, too.
         self.failed += packet.is_corrupt and self._container.format.name != "wav"
         tick = float(packet.time_base or 0)
         duration_s = tick * (packet.duration or 0)
@@ -204,7 +203,7 @@ class Packets:
             self._end_s = max(self._end_s, tick * packet.pts + duration_s)
         if packet.stream_index != self._stream.index:
             return
-        # An edit list's part begins with packets from before it, which are decoded and not shown.
+        # An edit list's part begins with decoded but hidden packets from before it.
         self._unsure_s += duration_s * (packet.is_discard and not self._left_out)
         self._left_out = packet.is_discard
         if packet.dts is not None:
@@ -244,7 +243,7 @@ class Packets:
         self._heard_s += length_s
 
     def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
-        """Return what is lost of the file; empty if it is whole.
+        """Return the file's losses as a sentence, or "".
 
         promised_s, found_s: length by the header, and of the stream that was read.
         """
@@ -252,8 +251,8 @@ class Packets:
         if name.startswith("matroska") and self._end_s > self._begin_s:
             found_s = self._end_s - self._begin_s  # its header has the longest stream's length
         elif name.startswith("mov") and promised_s:
-            # Its header counts an empty edit before the first packet. It may also have less than is
-            # there: where a file was cut by packets, some of the last frames are missing.
+            # Its header counts an empty edit before the first packet, and promises less than is
+            # there where a file was cut by packets: some of the last frames are missing.
             start_s = float((self._stream.start_time or 0) * (self._stream.time_base or 0))
             found_s = min(found_s + max(0.0, start_s), promised_s)
         said = [f"{self.failed} packets can't be decoded"] if self.failed else []
@@ -290,7 +289,7 @@ def _losses(said: list[str], promised_s: float | None, found_s: float, left: int
 
 
 def _left_of_chunk(file: BinaryIO) -> int:
-    """Return how many bytes follow the end of a WAV or AIFF, negative if some are missing."""
+    """Count the bytes after a WAV's or AIFF's end; negative if some are missing."""
     file.seek(0)
     head = file.read(8)
     said = int.from_bytes(head[4:], "little" if head.startswith(b"RIFF") else "big")
@@ -299,7 +298,7 @@ def _left_of_chunk(file: BinaryIO) -> int:
 
 
 def _left_of_next(file: BinaryIO, end: int) -> int:
-    """Return how many bytes follow from another file's beginning on."""
+    """Count the bytes from another file's beginning on."""
     size = file.seek(0, 2)
     file.seek(end)
     found = _NEXT_FILE.search(file.read(_TAIL))
@@ -307,7 +306,7 @@ def _left_of_next(file: BinaryIO, end: int) -> int:
 
 
 def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
-    """Return the faults of an Ogg file's pages, and whether it has several streams in a row."""
+    """Return faults of an Ogg file's pages, and whether streams follow one another."""
     numbers: dict[bytes, int] = {}
     lost = chained = ended = begun = False
     at = 0
@@ -316,7 +315,7 @@ def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
         head = file.read(27).ljust(27, b"\0")
         lacing = file.read(head[26])
         body = file.read(sum(lacing))
-        # A checksum's polynomial is zlib's, but the bits of each byte are in the other order.
+        # The polynomial is zlib's, with the bits of each byte reversed.
         page = (head[:22] + bytes(4) + head[26:] + lacing + body).translate(_MIRRORED)
         checksum = int.from_bytes(head[22:26].translate(_MIRRORED), "big")
         if zlib.crc32(page, 0xFFFFFFFF) ^ 0xFFFFFFFF != checksum:
@@ -334,7 +333,7 @@ def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
 
 
 def _next_page(file: BinaryIO, at: int) -> int:
-    """Return where a page begins, `at` or later; -1 if none does."""
+    """Return the place of the first page from `at` on, or -1."""
     file.seek(at)
     while len(scanned := file.read(_SCANNED)) > 3:
         found = scanned.find(b"OggS")
@@ -346,7 +345,7 @@ def _next_page(file: BinaryIO, at: int) -> int:
 
 
 def promised_s(container: "InputContainer", stream: "Stream", source: Source) -> float | None:
-    """Return the length in seconds that a file's header promises, None if it promises none."""
+    """Return the length in seconds that a file's header promises, or None."""
     name = container.format.name
     of_file = container.duration / 1e6 if container.duration else math.inf
     of_stream = float((stream.duration or 0) * (stream.time_base or 0)) or math.inf
@@ -400,7 +399,7 @@ def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
     import soundfile
 
     with open_media(source, where, AudioError) as file:
-        # libsndfile would lose what follows damage or a first stream.
+        # libsndfile would lose data after damage or a first stream.
         if file.read(4) == b"OggS" and find_spec("av") and any(_read_pages(file)):
             return None
         file.seek(0)
@@ -425,9 +424,9 @@ def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Sect
             rate, promised = audio.samplerate, audio.frames / audio.samplerate
             at_once = max(1, min(_READ_FRAMES, BLOCK_NUMBERS // audio.channels))
             try:
-                # Without it libsndfile decodes the first 0.2 s of FFmpeg's Opus wrongly.
+                # Otherwise libsndfile decodes the first 0.2 s of FFmpeg's Opus wrongly.
                 audio.seek(0)
-                # Not SoundFile.blocks(): it repeats the last block if the file ends earlier.
+                # SoundFile.blocks() repeats the last block if the file ends earlier.
                 while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
                     count += len(block)
                     yield rate, block
@@ -490,7 +489,7 @@ def _pyav_sections(
 
 
 class _Batch:
-    """Samples of frames of one rate, type and number of channels, joined to one block."""
+    """Samples of frames of one rate, type and number of channels, joined."""
 
     def __init__(self) -> None:
         self._parts: list[NDArray[Any]] = []
@@ -520,7 +519,7 @@ def frame_samples(frame: "AudioFrame") -> NDArray[Any]:
     import av
 
     channels, planar = frame.layout.nb_channels, frame.format.is_planar
-    # Of 8 planes PyAV 18 reads a ninth, and crashes.
+    # PyAV 18 reads a ninth plane beyond 8, and crashes.
     if planar and channels >= 8:
         (frame,) = av.AudioResampler(format="dbl").resample(frame)
         planar = False

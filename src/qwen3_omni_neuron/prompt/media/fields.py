@@ -1,6 +1,6 @@
-"""Fields of a media item: the file or bytes that it names, the file's format, and numbers.
+"""Fields of a media item: its file or bytes, the file's format, and numbers.
 
-A format that is read is read by one library. Others are refused by name.
+Each format is read by one library; others are refused by name.
 """
 
 import base64
@@ -27,12 +27,9 @@ from qwen3_omni_neuron.errors import (
 
 Source = str | Path | bytes
 FILES = (str, Path, bytes, bytearray)
-"""Types of a file in an item, as opposed to samples and pixels."""
+"""Types of an item's file, as opposed to samples and pixels."""
 Warn = Callable[[str], object]
-"""Function that gets a sentence about a file that is used otherwise than its caller may expect.
-
-It begins with the item's name, and says what was found and what of it is used.
-"""
+"""Function of a sentence about a file that is used in part or otherwise than expected."""
 _SCHEME = re.compile(r"(data):|([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _NAME_CHARACTERS = 200
 
@@ -42,13 +39,12 @@ def ignore(*_: object) -> None:
 
 
 def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
-    """Return the file or the bytes that a media item names; None if it names neither.
+    """Return the file or bytes that a media item names, else None.
 
-    A string is a path, or a URL: file:// of this machine, or data: in base64. Raises `error` for
-    any other URL.
+    A string is a path, a local file:// URL or a data: URL in base64. Raises `error` for other URLs.
     """
     if isinstance(value, bytearray):
-        return bytes(value)  # copied here, once: io.BytesIO copies one whenever it is opened
+        return bytes(value)  # copied once: io.BytesIO copies others whenever it opens one
     if not isinstance(value, str):
         return value if isinstance(value, Path | bytes) else None
     found = _SCHEME.match(value)
@@ -92,9 +88,9 @@ def name_of(source: Source) -> str:
 
 
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
-    """Open the source for reading; the caller closes it.
+    """Open the source; the caller closes it.
 
-    Raises `error` for what is missing, empty, or not a regular file.
+    Raises `error` for a missing or empty file, or one that is not regular.
     """
     if isinstance(source, bytes):
         if not source:
@@ -120,18 +116,18 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
 
 
 def real_number(value: Any) -> float | None:
-    """Return a finite number as a float, None for anything else, also for a bool."""
+    """Return a finite number as a float, None for anything else and a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
         number = float(value)
-    except (OverflowError, TypeError, ValueError):  # numpy counts a timedelta64 as a number, too
+    except (OverflowError, TypeError, ValueError):  # numpy counts a timedelta64 as a number
         return None
     return number if math.isfinite(number) else None
 
 
 def whole_number(value: Any) -> int | None:
-    """Return an integer, None for anything else, also for a bool."""
+    """Return an integer, None for anything else and a bool."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     try:
@@ -162,7 +158,7 @@ _CONVERTED = {"audio": "sound.flac", "image": "picture.png", "video": "video.mp4
 
 @dataclass(frozen=True)
 class FileFormat:
-    """Format of a file. library: the one that reads it, None if the format is not read."""
+    """Format of a file. library: its reader, None if refused."""
 
     kind: Kind
     name: str
@@ -226,14 +222,14 @@ _PATTERNS = tuple(
 
 
 def file_format(head: bytes) -> FileFormat | None:
-    """Return the format of a file, None if unknown. head: its first HEAD_BYTES bytes."""
+    """Return the format of a file's first HEAD_BYTES bytes, None if unknown."""
     return next((found for pattern, found in _PATTERNS if pattern.match(head)), None)
 
 
 def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
-    """Return the format of a file that is to be read as `wanted`. A video can be read as audio.
+    """Return the format of a file to be read as `wanted`: for audio, a video will do.
 
-    Raises AudioError, ImageError or VideoError for another kind, and a format that is not read.
+    Raises AudioError, ImageError or VideoError for another kind or a format that is not read.
     """
     error, name = _ERRORS[wanted], name_of(source)
     with open_media(source, where, error) as file:
@@ -253,7 +249,7 @@ def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
             f"{_CONVERTED[found.kind]}."
         )
     fits = found.kind == wanted or (found.kind, wanted) == ("video", "audio")
-    # A file that begins as M4A may have a video, too.
+    # A file that begins as M4A may be a video.
     if not fits and (found.name, wanted) != ("M4A", "video"):
         raise error(
             f"{where}: {name} is {_ANOTHER[found.kind].format(found.name, _WANTED[wanted])}."
@@ -266,19 +262,16 @@ MOST_PIXELS = 2**62
 MOST_SIDE = 1 << 20
 _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9
-# One frame in 11 days is slower than any time lapse, and its positions still fit float32.
+# One frame in 11 days: slower than any time lapse, and its positions still fit float32.
 LEAST_FPS, MOST_FPS = 1e-6, 1e6
 
 Refusal = Callable[[str, str | None], Exception]
-"""Function (message, name) that makes the error for a field. name: None for several fields."""
+"""Function (message, name) that returns the error for a field; name None: several."""
 
 
 @dataclass(frozen=True)
 class FieldValues:
-    """Values of a field, in words, as a function and for JSON Schema.
-
-    phrase: after "it is". read: returns the value to use, None for a wrong one.
-    """
+    """Values of a field. phrase: after "it is". read: returns the value, or None to refuse it."""
 
     phrase: str
     read: Callable[[Any], Any]
@@ -287,11 +280,7 @@ class FieldValues:
 
 @dataclass(frozen=True)
 class ItemField:
-    """Field of media items.
-
-    kinds: kinds of item that have it. help: its meaning. of_files: whether it is for files alone,
-    and refused beside frames. over_http: whether parts of a request have it, too.
-    """
+    """Field of media items. of_files: refused beside frames. over_http: requests have it, too."""
 
     name: str
     kinds: tuple[str, ...]
@@ -302,7 +291,7 @@ class ItemField:
 
 
 def _whole(least: int, most: int, phrase: str) -> FieldValues:
-    """Return integers from `least` on. Larger ones than `most` become it."""
+    """Return integers from `least` on, clamped to `most`."""
 
     def read(value: Any) -> int | None:
         number = whole_number(value)
@@ -330,7 +319,7 @@ def _detail(value: Any) -> str | None:
 
 
 def _pixels(value: Any) -> int | None:
-    """Read a number of pixels, which qwen-omni-utils also takes with a fraction."""
+    """Read a number of pixels, which qwen-omni-utils accepts with a fraction."""
     number = whole_number(value)
     if number is None:
         real = real_number(value)
@@ -403,8 +392,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked fields of an item, without those that are None.
 
-    given: its fields, without its type and its medium. of_file: its medium is a file, not frames.
-    Raises the error that `refusal` makes for an unknown field, a wrong value, or a contradiction.
+    given: its fields, without its type and its medium. of_file: the medium is a file, not frames.
+    Raises the error of `refusal` for an unknown field, a wrong value, or a contradiction.
     """
     known = fields_of(kind, over_http)
     made: dict[str, Any] = {}
@@ -430,7 +419,7 @@ def read_fields(
 
 
 def unknown_name(name: Any, known: list[str]) -> str:
-    """Return the end of a sentence about an unknown field. known: all names."""
+    """Return the end of a sentence about an unknown field."""
     hint = "" if not isinstance(name, str) else _hint(name, known)
     return f"an unknown field {format_value(name)}.{hint} It may have {', '.join(known)}."
 
@@ -449,7 +438,7 @@ def _text(name: Any) -> str | None:
 
 
 def _contradictions(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with fields together, and the field to change."""
+    """Yield a message and the field to change for each contradiction."""
     if "fps" in made and "nframes" in made:
         yield "fps and nframes. Give one of them.", "nframes"
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):

@@ -24,13 +24,13 @@ from qwen3_omni_neuron.prompt.media.fields import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
-_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the only formats that it may find
+MAX_ASPECT = 200  # longer side / shorter side, as in transformers' smart_resize
+_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # all other plugins stay unused
 Check = Callable[[int, int], object]
 """Function of the height and width of a file's image; may raise."""
 _CHANNELS = (1, 3, 4)
 _BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
-_SHOWING = threading.Lock()  # guards Python's one function that shows warnings
+_SHOWING = threading.Lock()  # guards Python's global function that shows warnings
 
 
 def load_image(
@@ -40,11 +40,10 @@ def load_image(
 
     item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor [height,
     width], [height, width, channels] or [channels, height, width], of uint8 or of floats in [0, 1].
-    EXIF turns it, transparent pixels are mixed with white, an animation is its first frame, and
-    16-bit grey its high byte.
+    EXIF orientation is applied, transparency is blended with white, an animation is its first
+    frame, 16-bit grey its high byte.
     check: called with the height and width of a file's image before it is decoded. warn: called for
-    a damaged image.
-    Raises ImageError.
+    a damaged image. Raises ImageError.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """
     from PIL.Image import Image
@@ -81,7 +80,7 @@ def _read_file(source: Source, where: str, check: Check, said: list[str]) -> "Im
 
 @contextlib.contextmanager
 def _noted(said: list[str]) -> Iterator[None]:
-    """Add what Pillow warns of to `said`; it would go to the standard error."""
+    """Append Pillow's warnings to `said` instead of printing them."""
     with _SHOWING, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UserWarning)
         yield
@@ -100,11 +99,11 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
         yield
     except ImageError:
         raise
-    # The second is a warning: raised only if Python runs with warnings as errors.
+    # The warning is raised only if Python turns warnings into errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
-    except Exception as error:  # a broken file: the decoders' exceptions have no common class
-        # The message of this one has the address of an object.
+    except Exception as error:  # the decoders' exceptions have no common class
+        # The message of UnidentifiedImageError has the address of an object.
         why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
         raise ImageError(
             f"{where}: {name} is an image that is broken or cut short{why}. Save it again."
@@ -117,7 +116,7 @@ def _from_pil(source: "Image", where: str, said: list[str]) -> "Image":
             return _upright_rgb(source, f"{where}: the PIL image")
     except ImageError:
         raise
-    except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
+    except Exception as error:  # PIL reads lazily: its file may be broken or closed
         raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
 
 
@@ -137,8 +136,8 @@ def _upright_rgb(picture: "Image", place: str) -> "Image":
         picture = picture.copy()
         picture.info["transparency"] = transparent
     if picture.mode in ("La", "RGBa"):
-        picture = picture.convert(picture.mode.upper())  # not multiplied by their alpha
-    # Programs that write BMP leave 0 in the bytes that could be alpha.
+        picture = picture.convert(picture.mode.upper())  # undo premultiplied alpha
+    # Writers of BMP leave 0 in the bytes that could be alpha.
     if kind == "BMP" and picture.mode == "RGBA" and not picture.getchannel("A").getbbox():
         picture = picture.convert("RGB")
     in_palette = picture.mode == "P" and picture.palette and picture.palette.mode == "RGBA"
@@ -150,7 +149,7 @@ def _upright_rgb(picture: "Image", place: str) -> "Image":
 
 
 def _transparent(picture: "Image") -> Any:
-    """Return the transparent value of a picture, in the numbers that Pillow makes of a PNG's."""
+    """Return the transparent value of a picture, on Pillow's scale of a PNG's pixels."""
     value, tiles = picture.info.get("transparency"), getattr(picture, "tile", None)
     stored = tiles[0][3] if tiles and picture.format == "PNG" else None
     if value is None or stored not in ("L;2", "L;4", "RGB;16B"):
@@ -161,9 +160,9 @@ def _transparent(picture: "Image") -> Any:
 
 
 def _narrowed(values: NDArray[Any], tags: Mapping[int, Any], place: str) -> NDArray[np.uint8]:
-    """Convert grey of 16 or 32 bits, or of floats, to bytes. tags: of a TIFF.
+    """Convert grey of 16 or 32 bits, or of floats up to 1 or 255, to bytes. tags: of a TIFF.
 
-    Floats are from 0 to 1, or to 255. 32 bits up to 255 are taken for 8, up to 65535 for 16.
+    32-bit values up to 255 count as 8 bits, up to 65535 as 16.
     """
     if values.dtype == np.int32 and tags.get(_SAMPLE_FORMAT) == (1,):
         values = values.view(np.uint32)

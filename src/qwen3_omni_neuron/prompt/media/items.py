@@ -1,4 +1,4 @@
-"""Media items of a conversation after reading: audio, images and videos for the models."""
+"""Media items of a conversation, prepared for the models: audio, images and videos."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class AudioItem:
 
     @property
     def item(self) -> Item:
-        """The item of a message that gives the same clip."""
+        """A message item with the same clip."""
         return {"type": "audio", **self.clip.item}
 
 
@@ -50,14 +50,14 @@ class ImageItem:
 
     @property
     def item(self) -> Item:
-        """The item of a message that gives the same pixels."""
+        """A message item with the same pixels."""
         (pixels,) = self.visual.pixels
         return {"type": "image", "image": pixels, **_size(pixels)}
 
 
 @dataclass(frozen=True)
 class VideoItem:
-    """Video, resized. fps: rate of its pictures. clip: its audio, None without."""
+    """Video, resized. fps: frame rate. clip: its audio, or None."""
 
     visual: Visual
     fps: float
@@ -72,7 +72,7 @@ class VideoItem:
 
     @property
     def item(self) -> Item:
-        """The item of a message that gives the same pixels and the same clip."""
+        """A message item with the same pixels and clip."""
         pixels = self.visual.pixels
         made = {"type": "video", "video": pixels, "fps": self.fps, **_size(pixels[0])}
         return made if self.clip is None else made | self.clip.item
@@ -82,7 +82,7 @@ Media = AudioItem | ImageItem | VideoItem
 
 
 def _size(picture: NDArray[np.uint8]) -> Item:
-    """Return the limits with which a picture keeps its size."""
+    """Return limits with which a picture keeps its size."""
     pixels = picture.shape[0] * picture.shape[1]
     return {"min_pixels": pixels, "max_pixels": pixels}
 
@@ -90,7 +90,7 @@ def _size(picture: NDArray[np.uint8]) -> Item:
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    most_tokens: of one item; a larger one is refused before it is decoded or resized.
+    most_tokens: of one item; larger ones are refused before they are decoded or resized.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class MediaLoader:
             )
 
         def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-            """Resize a frame of a file at once: together they may take gigabytes."""
+            """Resize a file's frame at once: all of them may take gigabytes."""
             from PIL import Image
 
             nonlocal grid
@@ -164,10 +164,7 @@ class MediaLoader:
         return VideoItem(visual, video.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], _where: str) -> Media:
-        """Take an item of a stored turn: its samples and pixels are used as they are.
-
-        item: in the form of `AudioItem.item`, `ImageItem.item` or `VideoItem.item`.
-        """
+        """Return a stored turn's item, in the form of `Media.item`, unchanged."""
         if kind == "audio":
             return AudioItem(Clip(item["audio"], self._mel))
         if kind == "image":
@@ -176,5 +173,5 @@ class MediaLoader:
         return VideoItem(Visual(item["video"], self._pixels), item["fps"], clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
-        """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""
+        """Return an empty clip of this rate. Raises AudioError for the rate."""
         return GrowingClip(sampling_rate, self._mel, where, self._limit_s)

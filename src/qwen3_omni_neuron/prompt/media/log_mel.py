@@ -1,8 +1,8 @@
-"""Audio clips and their log-mel features, computed once, as the audio arrives.
+"""Log-mel features of audio clips, computed once, as the audio arrives.
 
-Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last block padded with
-zeros: with one size of block every frame is the same to the bit, however the samples arrived. A
-later, louder part of the clip changes only the floor that `scaled` applies.
+Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last one zero-padded: with
+one block size every frame is the same to the bit, however samples arrive. A later, louder part
+changes only the floor that `scaled` applies.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
@@ -22,12 +22,12 @@ from qwen3_omni_neuron.prompt.media.audio import ArrivingAudio, Waveform
 
 BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
 _MOST_FFT, _MOST_BINS, _MOST_RATE = 4096, 1024, 192_000
-MAX_HZ = 8000.0  # WhisperFeatureExtractor sets it, for every sampling rate
-# The Slaney scale: 3 mels for 200 Hz up to 1000 Hz, above it 27 mels for a factor of 6.4.
+MAX_HZ = 8000.0  # as in WhisperFeatureExtractor, at every sampling rate
+# Slaney scale: 3 mels per 200 Hz up to 1000 Hz, then 27 mels per factor of 6.4.
 _KNEE_HZ, _KNEE_MELS = 1000.0, 15.0
 _LOG_STEP = np.log(6.4) / 27.0
-SILENCE = 1e-10  # lowest power: smaller ones are raised to it, so that log10 is -10 or more
-RANGE = 8.0  # in log10 units (80 dB): values further below the clip's peak are raised to there
+SILENCE = 1e-10  # lower bound of the power: log10 is -10 or more
+RANGE = 8.0  # log10 units (80 dB) below the clip's peak: lower bound of the values
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,19 +60,16 @@ class MelSettings:
         return cls(n_fft, hop, torch.from_numpy(filters.astype(np.float32)), rate)
 
     def frames(self, samples: int, padded_samples: int) -> int:
-        """Count the frames of a clip when the longest clip of its request has padded_samples.
+        """Count a clip's frames when the longest clip of its request has padded_samples.
 
-        The last frame of the longest clip has only the mirror image of its end and does not count:
-        330 samples are 2 frames alone, and 3 beside a clip of 480.
+        The longest clip's last frame has only the mirror image of its end and does not count: 330
+        samples are 2 frames alone, and 3 beside a clip of 480.
         """
         return min(math.ceil(samples / self.hop), padded_samples // self.hop)
 
 
 class LogMelStream:
-    """Features of one clip, computed as its samples arrive.
-
-    samples: number of samples so far. peak: largest value in the returned frames.
-    """
+    """Features of one clip, computed as samples arrive. peak: largest value so far."""
 
     def __init__(self, settings: MelSettings):
         self.samples, self.peak = 0, math.log10(SILENCE)
@@ -80,14 +77,13 @@ class LogMelStream:
         self._window = torch.hann_window(settings.n_fft, dtype=torch.float32)
         self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
         self._frames = 0
-        # Samples from the first sample of the next frame on; before the first frame, all samples.
+        # Samples from the next frame's first on; before the first frame, all.
         self._held: list[Waveform] = []
 
     def push(self, samples: Waveform) -> Tensor:
-        """Take the next samples; return the blocks of frames that they complete.
+        """Return the blocks of frames that these samples complete.
 
-        Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, not yet
-        `scaled`.
+        float32 [mel_bins, n BLOCK_FRAMES]: log10 of the power, not yet `scaled`.
         """
         self.samples += len(samples)
         self._held.append(samples)
@@ -105,14 +101,14 @@ class LogMelStream:
     def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
         """Return the frames after those of `push`, as if the clip ended here, and the peak.
 
-        padded_samples: length of the longest clip of the request. The stream does not change.
-        Raises AudioError if the length is too short.
+        padded_samples: length of the request's longest clip. The stream does not change.
+        Raises AudioError for too few samples.
         """
         n_fft, hop = self._settings.n_fft, self._settings.hop
         padded, half = max(self.samples, padded_samples or 0), n_fft // 2
         if padded <= half:
             raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
-        # Frames beyond n_fft zeros have no samples of the clip: not kept, and never the peak.
+        # Frames beyond n_fft zeros have no samples of the clip: dropped, and never the peak.
         zeros = min(padded - self.samples, n_fft)
         tail = self._tail(zeros)
         if self.samples + zeros == padded:
@@ -129,8 +125,7 @@ class LogMelStream:
         tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
         if self._frames:
             return tail
-        # The first frame's middle is sample 0; before it is the mirror image of the samples after
-        # it.
+        # The first frame is centred on sample 0: mirror the samples after it.
         return np.concatenate((tail[self._settings.n_fft // 2 : 0 : -1], tail))
 
     def _compute(self, tail: Waveform, count: int) -> Tensor:
@@ -149,15 +144,14 @@ class LogMelStream:
 
 
 def scaled(mel: Tensor, peak: float) -> Tensor:
-    """Scale frames of a LogMelStream for the encoder, in place. peak: that of the whole clip."""
+    """Scale frames of a LogMelStream for the encoder, in place. peak: the whole clip's."""
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
 
 def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -> Tensor:
     """Compute the features of one clip, float32 [mel_bins, frames].
 
-    samples: float32, at the extractor's rate. padded_samples: length of the longest clip of the
-    request.
+    samples: float32, at the extractor's rate. padded_samples: length of the request's longest clip.
     """
     padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
@@ -176,8 +170,8 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
 def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
     """Compute triangular filters of equal area, float64 [mel_bins, bins].
 
-    bins: number of frequencies from 0 to rate / 2.
-    Source: transformers audio_utils.mel_filter_bank, with the norm and the scale of Slaney.
+    bins: frequencies from 0 to rate / 2.
+    Source: transformers audio_utils.mel_filter_bank, with Slaney's norm and scale.
     """
     top_mels = _KNEE_MELS + np.log(MAX_HZ / _KNEE_HZ) / _LOG_STEP
     corners = _hertz(np.linspace(0.0, top_mels, mel_bins + 2))
@@ -198,8 +192,7 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 class Clip:
     """Complete audio clip. rate: in Hz.
 
-    The features of its end depend on the longest clip of the conversation, to which the reference
-    pads it.
+    Features of its end depend on the conversation's longest clip, as the reference pads to it.
     """
 
     def __init__(self, waveform: Waveform, settings: MelSettings):
@@ -223,7 +216,7 @@ class Clip:
         return {"audio": self.waveform, "sampling_rate": self.rate}
 
     def mel(self, padded_samples: int) -> Tensor:
-        """Return the features, float32 [mel_bins, frames], for a longest clip of `padded_samples`.
+        """Return the features, float32 [mel_bins, frames], beside a clip of `padded_samples`.
 
         Raises AudioError if both are too short for one frame.
         """
@@ -238,7 +231,7 @@ class Clip:
 
 
 class GrowingClip(Clip):
-    """Audio clip that arrives in pieces. Arguments: see prompt.media.audio.ArrivingAudio."""
+    """Audio clip that arrives in pieces; see prompt.media.audio.ArrivingAudio."""
 
     def __init__(
         self, sampling_rate: Any, settings: MelSettings, where: str, limit_s: float = math.inf
@@ -272,7 +265,7 @@ class GrowingClip(Clip):
         return self._stream.peak
 
     def push(self, piece: Any, sampling_rate: Any) -> None:
-        """Take the next piece; see prompt.media.audio.ArrivingAudio.push."""
+        """Append a piece; see prompt.media.audio.ArrivingAudio.push."""
         self._add(self._audio.push(piece, sampling_rate))
 
     def end(self) -> None:
@@ -280,7 +273,7 @@ class GrowingClip(Clip):
         self._add(self._audio.finish())
 
     def complete_mel(self, frames: int) -> Tensor:
-        """Return the features of whole groups of frames, scaled with the peak so far."""
+        """Return features in whole groups of `frames`, scaled with the peak so far."""
         mel = self._unscaled()
         return scaled(mel[:, : self.complete_frames(frames)].clone(), self._stream.peak)
 
@@ -309,10 +302,9 @@ class GrowingClip(Clip):
 
 
 def features(clips: Sequence[Clip], growing_frames: int | None = None) -> list[Tensor]:
-    """Return the features of one conversation's clips, float32 [mel_bins, frames] each.
+    """Return the features of a conversation's clips, float32 [mel_bins, frames] each.
 
-    growing_frames: set if the last clip still arrives; its features are whole groups of that many
-    frames.
+    growing_frames: set if the last clip still arrives: the size of its groups of frames.
     """
     longest = max((clip.samples for clip in clips), default=0)
     if growing_frames is None:

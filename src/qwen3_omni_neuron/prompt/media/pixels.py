@@ -1,6 +1,6 @@
-"""Images and video frames -> pixels in the vision encoder's input size, and its patches.
+"""Images and video frames -> the vision encoder's input size, and patches.
 
-Nothing here needs torch at import, because a process that only decodes uses it, too.
+torch is not imported at the top: processes that only decode need none.
 """
 
 import math
@@ -30,24 +30,20 @@ Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
 PixelLimits = tuple[int, float]
 LOW_TOKENS = 256
-"""Most tokens of an image of `detail` "low"."""
+"""Upper bound of an image's tokens at `detail` "low"."""
 LOW_FRAME_TOKENS = 128
-"""Most tokens of a frame of a video of `detail` "low"."""
-_MOST_PATCH = 1024  # a patch's side: 16 pixels
-# Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
+"""Upper bound of a frame's tokens at `detail` "low"."""
+_MOST_PATCH = 1024  # side of a patch; usual: 16 pixels
+# Per video frame; set by transformers' Qwen3OmniMoeProcessor, not by the checkpoint.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
-_TOGETHER = 2  # qwen-omni-utils' FRAME_FACTOR, by which total_pixels is divided
-# Tokens within which qwen-omni-utils keeps resized_height and resized_width.
+_TOGETHER = 2  # qwen-omni-utils' FRAME_FACTOR, which divides total_pixels
+# qwen-omni-utils' bounds of resized_height and resized_width, in tokens.
 _RESIZED_TOKENS = (4, 16384)
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits of an item's size, as prompt.media.fields reads them; None: the default of its kind.
-
-    min_pixels, max_pixels: after resizing. total_pixels: of a video's frames / 2. resized_height,
-    resized_width: the size itself, rounded to whole tokens.
-    """
+    """Limits of an item's size after resizing; None: the default. See prompt.media.fields."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -66,7 +62,7 @@ SIZE_FIELDS = (
     *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"),
     "detail",
 )
-"""Fields of an image or video item that set its size in tokens."""
+"""Fields of an image or video item that determine its size in tokens."""
 USUAL = SizeLimits()
 
 
@@ -95,8 +91,8 @@ class VisualSize:
 class Sizes:
     """Sizes of patches and images in a checkpoint's preprocessor_config.json.
 
-    patch_size: side of a patch in pixels. merge_size: patches on each side of a token's square.
-    temporal_patch_size: frames in a patch. min_pixels, max_pixels: of an image after resizing.
+    patch_size: side in pixels. merge_size: patches along a token's side. temporal_patch_size:
+    frames in a patch. min_pixels, max_pixels: of a resized image.
     """
 
     patch_size: int
@@ -107,7 +103,7 @@ class Sizes:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "Sizes":
-        """Read a preprocessor_config.json's settings, with the defaults of transformers."""
+        """Read preprocessor_config.json's settings, with transformers' defaults."""
         size = settings.get("size") or {}
         if not isinstance(size, dict):
             raise CheckpointError(
@@ -126,10 +122,9 @@ class Sizes:
         )
 
     def grid(self, size: VisualSize) -> Grid:
-        """Return the grid of patches of an image or video.
+        """Return the patch grid of an image or video, frames in groups.
 
-        Its first number counts groups of frames. Raises ImageError or VideoError for a size that
-        can't be encoded, and PromptTooLongError.
+        Raises ImageError or VideoError for an unusable size, and PromptTooLongError.
         """
         height, width = size.height, size.width
         if height < 1 or width < 1:
@@ -147,7 +142,7 @@ class Sizes:
         return grid
 
     def tokens(self, grid: Grid) -> int:
-        """Count the tokens that a grid of patches becomes in a prompt."""
+        """Count the tokens of a grid of patches."""
         t, h, w = grid
         return t * h * w // self.merge_size**2
 
@@ -162,10 +157,7 @@ class Sizes:
     def _resized(
         self, size: VisualSize, height: int, width: int, limits: PixelLimits
     ) -> tuple[int, int]:
-        """Return the height and width to which an image is resized, multiples of a token's side.
-
-        Source: transformers smart_resize.
-        """
+        """Return the resized height and width. Source: transformers smart_resize."""
         aspect = max(height, width) / min(height, width)
         if aspect > MAX_ASPECT:
             raise size.error(
@@ -186,7 +178,7 @@ class Sizes:
         return sides[0] * unit, sides[1] * unit
 
     def _asked_size(self, size: VisualSize) -> tuple[int, int] | None:
-        """Return the height and width of resized_height and resized_width, None without them.
+        """Return the size of resized_height and resized_width, or None.
 
         Source: qwen-omni-utils.
         """
@@ -196,7 +188,7 @@ class Sizes:
         low, high = (tokens * self._token_pixels for tokens in _RESIZED_TOKENS)
         made = self._resized(size, height, width, (low, high))
         unit = self.patch_size * self.merge_size
-        # There a side is rounded to one token at least; transformers rounds it to 0, then enlarges.
+        # qwen-omni-utils rounds a side to 1 token or more; transformers to 0, then enlarges it.
         nearest = max(1, round(height / unit)) * unit, max(1, round(width / unit)) * unit
         return nearest if low <= nearest[0] * nearest[1] <= high else made
 
@@ -207,9 +199,8 @@ class Sizes:
         low = usual[0] if asked.min_pixels is None else asked.min_pixels
         high: float = usual[1] if asked.max_pixels is None else asked.max_pixels
         if low > high:
-            # Only one limit was given, and the other's default contradicts it. The minimum becomes
-            # 1, not the maximum: an image enlarged to a minimum is rounded up, beyond an equal
-            # maximum.
+            # One passed limit contradicts the other's default. The minimum becomes 1, not the
+            # maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
             low, high = (low, low) if asked.max_pixels is None else (1, high)
         if size.frames is not None and total is not None:
             frames = -(-size.frames // self.temporal_patch_size) * self.temporal_patch_size
@@ -218,7 +209,7 @@ class Sizes:
         if asked.detail == "low":
             most = LOW_TOKENS if size.frames is None else LOW_FRAME_TOKENS
             high = min(high, most * self._token_pixels)
-            # What is smaller than the minimum is enlarged and rounded up: leave room for that.
+            # Smaller images are enlarged and rounded up: leave a margin.
             low = min(low, int(high) // (2 if asked.min_pixels is None else 1))
         return low, high
 
@@ -234,13 +225,13 @@ class MediaSettings:
 
 CHANNELS = 3
 _BICUBIC = 3
-# CLIP's training values, and the defaults of transformers' processor.
+# CLIP's training values, the defaults of transformers' processor.
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resize an RGB image to (height, width), uint8 [height, width, 3], unless it has that size."""
+    """Resize an RGB image to (height, width), uint8 [height, width, 3], if necessary."""
     height, width = size
     if picture.size != (width, height):
         picture = picture.resize((width, height), resample=_BICUBIC)
@@ -269,10 +260,10 @@ class PixelSettings:
         return Visual(resize(picture, self.sizes.pixels(grid))[None], self)
 
     def video(self, frames: NDArray[np.uint8], grid: Grid) -> "Visual":
-        """Resize frames, uint8 [n, height, width, 3], which must not change later, to a grid.
+        """Resize immutable frames, uint8 [n, height, width, 3], to a grid.
 
-        The last frame is repeated up to a multiple of temporal_patch_size. Pillow here and
-        torchvision in the reference differ by at most one of 256 levels.
+        The last frame is repeated up to a multiple of temporal_patch_size. Pillow and the
+        reference's torchvision differ by at most one of 256 levels.
         """
         from PIL import Image
 
@@ -291,8 +282,8 @@ class PixelSettings:
 class Visual:
     """Image or video in the vision encoder's input size.
 
-    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures a frame of the grid, or
-    one picture of an image. They never change.
+    pixels: uint8 [pictures, height, width, 3], immutable: temporal_patch_size pictures per frame of
+    the grid, or one picture of an image.
     """
 
     pixels: NDArray[np.uint8]
@@ -306,16 +297,15 @@ class Visual:
         return -(-pictures // together), height // patch, width // patch
 
     def part(self, first: int, stop: int) -> "Visual":
-        """Return the frames from `first` up to `stop`, without a copy."""
+        """Return the frames [first, stop), without a copy."""
         together = self.settings.sizes.temporal_patch_size
         return Visual(self.pixels[first * together : stop * together], self.settings)
 
     def patches(self) -> "Tensor":
         """Return the patches, float32 [frames, patches in a frame, patch_values].
 
-        They take four times the bytes of the pixels (eight times for an image), so call it on one
-        `part` at a time. A patch is [channel, picture, y, x]; the patches of one token are
-        adjacent.
+        They take four times the pixels' bytes (images: eight), so call it on one `part` at a time.
+        A patch is [channel, picture, y, x]; the patches of one token are adjacent.
         """
         import torch
 
@@ -335,7 +325,7 @@ class Visual:
 
 
 def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
-    """Return the input value for each of 256 levels, scaled and normalised as in transformers."""
+    """Return the normalised input values of 256 levels, as in transformers."""
     factor = settings.get("rescale_factor", 1 / 255)
     mean, std = settings.get("image_mean", _MEAN), settings.get("image_std", _STD)
     try:

@@ -49,7 +49,7 @@ def load_video(
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of images. Other fields: see docs/options.md.
-    audio_rate: of the result's audio in Hz; None if it isn't wanted. Others: see `read_video_file`.
+    audio_rate: of the result's audio in Hz; None: no audio. Others: see `read_video_file`.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames), qwen-omni-utils
     smart_nframes (nframes), qwen-vl-utils (video_start, video_end).
@@ -79,7 +79,7 @@ def load_video(
 
 
 def frame_rate(fps: Any, usual: float | None, where: str) -> float:
-    """Return a video's rate. usual: the rate if none is given. Raises VideoError."""
+    """Return a video's rate. usual: the default, or None. Raises VideoError."""
     if fps is None:
         if usual is None:
             raise VideoError(
@@ -116,7 +116,7 @@ def _sampling(item: Mapping[str, Any], where: str) -> Sampling:
 
 
 def _exact(seconds: float) -> Fraction:
-    """Return a moment in seconds. 0.1 is a tenth, not the float next to it."""
+    """Return a moment in seconds; 0.1 is a tenth, not the float next to it."""
     return Fraction(str(float(seconds)))
 
 

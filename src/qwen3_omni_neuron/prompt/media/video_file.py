@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
-FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
-_UNDATED = -(1 << 63)  # timestamp of a packet without one, as in FFmpeg
-_FILLED, _KEY, _SHOWN = 1, 2, 4  # flags of a packet: it has bytes, is a keyframe, is shown
+FRAMES_A_PATCH = 2  # temporal_patch_size
+_UNDATED = -(1 << 63)  # a packet's missing timestamp, as in FFmpeg
+_FILLED, _KEY, _SHOWN = 1, 2, 4  # flags of a packet: has bytes, is a keyframe, is shown
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames of a file the model sees.
+    """Frames of a file that the model sees.
 
-    nframes: their number, even; None: fps a second, within min_frames and max_frames. start_s,
+    nframes: their number, even; None: fps per second, within min_frames and max_frames. start_s,
     end_s: part of the file, end_s None: to its end.
     """
 
@@ -56,9 +56,9 @@ class Timeline:
     """Timestamps of the frames of a file, or of a part of it.
 
     ticks: int64 [frames], ascending presentation timestamps. shown: int64 [frames], timestamp of
-    the picture on the screen, or its number if `counted`. packets: int64 [frames], number of its
-    packet. tick: in seconds. constant: all frames are shown equally long. start: in seconds of the
-    file's clock. keys: int64 [keyframes, 2], packets' numbers and timestamps.
+    the picture on the screen, or its number if `counted`. packets: int64 [frames]. tick: in
+    seconds. constant: all frames are shown equally long. start: in seconds of the file's clock.
+    keys: int64 [keyframes, 2], packets' numbers and timestamps.
     """
 
     ticks: NDArray[np.int64]
@@ -72,7 +72,7 @@ class Timeline:
     keys: NDArray[np.int64] | None = None
 
     def by_count(self) -> "Timeline":
-        """Return the same length with equally long frames, numbered in display order."""
+        """Return the same length in equal frames, numbered in display order."""
         total = len(self.ticks)
         pictures = np.concatenate(([0], np.cumsum(np.diff(self.shown) > 0)))
         tick = self.seconds / total
@@ -82,8 +82,8 @@ class Timeline:
     def part(self, start_s: Fraction, end_s: Fraction | None) -> "Timeline":
         """Return the part from start_s, below `seconds`, to end_s.
 
-        At a constant rate these are the frames that begin in it, as in qwen-vl-utils; else also the
-        frame on the screen at start_s.
+        At a constant rate its frames begin in it, as in qwen-vl-utils; else the frame on the screen
+        at start_s is included.
         """
         if not start_s and end_s is None:
             return self
@@ -109,7 +109,7 @@ class Timeline:
         )
 
     def first_packet(self) -> int:
-        """Return the number of the packet from which on the first frame can be decoded."""
+        """Return the number of the packet where decoding must begin."""
         if self.counted or self.keys is None:
             return 0
         numbers, ticks = self.keys.T
@@ -150,12 +150,12 @@ def _timeline(
     packets = packets[np.lexsort((flags[packets] & _FILLED, durations[packets], pts[packets]))]
     total, ticks = len(packets), pts[packets]
     if total and (ticks[0] == _UNDATED or (total > 1 and ticks[0] == ticks[-1])):
-        # In a raw stream average_rate is FFmpeg's default of 25, guessed_rate is from the content.
+        # A raw stream's average_rate is FFmpeg's default of 25; guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
         numbers = np.arange(total)
         return Timeline(numbers, numbers, numbers, 1 / rate, total / rate, True, True, start)
-    # An empty packet shows the frame of the last packet before it that is not empty.
+    # An empty packet shows the frame of the last filled packet.
     filled = (flags[packets] & _FILLED) > 0
     held = np.maximum.accumulate(np.where(filled, np.arange(total), 0))
     seconds, constant = _length(ticks, int(durations[packets[-1]]) if total else 0, tick, rate)
@@ -172,23 +172,23 @@ def _timeline(
 def _length(
     ticks: NDArray[np.int64], last_duration: int, tick: Fraction, rate: Fraction
 ) -> tuple[Fraction, bool]:
-    """Return the length in seconds, and whether every frame is shown equally long."""
+    """Return the length in seconds, and whether all frames are shown equally long."""
     total = len(ticks)
     if total < 2:
         return (last_duration * tick if last_duration else 1 / rate), True
     first, last = int(ticks[0]), int(ticks[-1])
     between = Fraction(last - first, total - 1)
-    # Timestamps are whole ticks, e.g. 0, 33, 67, 100 of a millisecond at 30 frames a second.
+    # Timestamps are whole ticks, e.g. 0, 33, 67, 100 ms at 30 frames per second.
     off = np.abs(ticks - first - np.arange(total) * float(between)).max()
     if off > min(1, between / 8):
         return (last - first + (last_duration or between)) * tick, False
     seconds = total * between * tick
-    # If the header's rate agrees with the timestamps, it is the value without rounding.
+    # A header's rate that agrees with the timestamps has no rounding.
     return (total / rate if abs(total / rate - seconds) <= 2 * tick else seconds), True
 
 
 def choose_frames(timeline: Timeline, sampling: Sampling) -> list[int]:
-    """Return the frames to keep, of Timeline.shown, ascending; a long frame may repeat."""
+    """Return the frames to keep, as Timeline.shown, ascending; a long frame may repeat."""
     total = len(timeline.ticks)
     n = frames_to_sample(total, timeline.seconds, sampling)
     if timeline.constant:
@@ -221,10 +221,9 @@ _HOLE = 1.5  # mean distances between frames
 
 @dataclass(frozen=True)
 class VideoHeader:
-    """Sizes of a file's video and audio, known before anything is decoded.
+    """Sizes of a file's video and audio, known before decoding.
 
-    frames: number that the model sees. height, width: before rotation. seconds, audio_s: lengths; 0
-    without wanted audio.
+    frames: number that the model sees. height, width: before rotation. audio_s: 0 if unwanted.
     """
 
     frames: int
@@ -274,13 +273,11 @@ def read_video_file(
 ) -> Video:
     """Read a file's frames, evenly spread over its length, and its audio if audio_rate is given.
 
-    The k-th of n frames is frame floor(k * total / n) of the file, as in the reference; at a
-    variable frame rate the frame shown at k / n of the length. Frame k is shown at k / Video.fps
-    seconds.
-    limit_s: longest audio. check: called before anything is decoded. fit: called with each upright
-    frame, to keep a smaller one. threads: of the decoder; 0: as many as cores. warn: called for a
-    file that is not used whole.
-    Raises VideoError, AudioError and PromptTooLongError.
+    Frame k of n is frame floor(k * total / n) of the file, as in the reference; at a variable rate
+    the frame shown at k / n of the length. Frame k is shown at k / Video.fps seconds.
+    limit_s: longest audio. check: called before decoding. fit: called with each upright frame, to
+    keep a smaller one. threads: of the decoder; 0: one per core. warn: called for a file that is
+    not used whole. Raises VideoError, AudioError and PromptTooLongError.
     """
     read_format(source, where, "video")
     place = f"{where}: {name_of(source)}"
@@ -334,7 +331,7 @@ def _video_stream(
 ) -> "VideoStream":
     from av.stream import Disposition
 
-    # A song's cover image is a video stream of one frame, but not a video.
+    # A song's cover image is a video stream of one frame.
     videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     place = f"{where}: {name_of(source)}"
     stream = chosen_stream(videos, place, warn)
@@ -372,7 +369,7 @@ def _read_frames(
     fit: Fit,
     threads: int,
 ) -> "_KeptFrames":
-    """Decode the frame shown at each chosen tick, without keeping others in memory."""
+    """Decode the frame shown at each chosen tick, without storing others."""
     with opened(source, where, "video") as container:
         stream = _video_stream(container, source, where, threads)
         kept = _KeptFrames(chosen, timeline, fit)
@@ -398,10 +395,10 @@ def _read_frames(
 
 
 def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
-    """Yield a stream's frames from its packet `first` on. What can't be decoded is left out."""
+    """Yield a stream's decodable frames from its packet `first` on."""
     for number, packet in enumerate(packets):
-        # An empty packet shows the frame before it again. To FFmpeg it would be the end, which
-        # is a packet without a timestamp here.
+        # An empty packet repeats the last frame, but would end FFmpeg's stream. A packet without a
+        # timestamp is that end.
         if number >= first and (packet.size or packet.pts is None):
             yield from packets.decoded(packet)
 
@@ -410,16 +407,16 @@ def _pixels(frame: "VideoFrame", **size: Any) -> NDArray[Any]:
     """Return a frame's pixels, scaled on one thread: a decoder's process can't start more."""
     import av
 
-    # Before this version it is always one.
+    # Earlier versions always use one.
     threads: Any = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
     return frame.to_ndarray(format="rgb24", **size, **threads)
 
 
 def _orientation(frame: "VideoFrame") -> tuple[bool, bool, bool]:
-    """Return whether x and y of a frame are swapped, and whether x and y then run backwards.
+    """Return whether x and y of a frame are swapped, and then whether x and y are reversed.
 
-    They are one of the eight orientations of right angles, the nearest to the display matrix: nine
-    integers, of which [0, 1, 3, 4] map (x, y) to (a x + c y, b x + d y).
+    The nearest of the eight right-angled orientations to the display matrix: nine integers, of
+    which [0, 1, 3, 4] map (x, y) to (a x + c y, b x + d y).
     """
     found: Any = frame.side_data.get("DISPLAYMATRIX")
     if found is None:
@@ -430,7 +427,7 @@ def _orientation(frame: "VideoFrame") -> tuple[bool, bool, bool]:
 
 
 class _KeptFrames:
-    """Chosen frames: upright, fitted, and of one size. failed: number of undecodable packets."""
+    """Chosen frames: upright, fitted, and of one size. failed: undecodable packets."""
 
     def __init__(self, chosen: list[int], timeline: Timeline, fit: Fit):
         self._chosen, self._fit = chosen, fit
@@ -487,7 +484,7 @@ def _read_audio(
     limit_s: float,
     warn: Warn,
 ) -> Waveform | None:
-    """Read the default audio stream, mono at `rate` Hz, of the time that timeline spans."""
+    """Read the default audio stream of the timeline's time, mono at `rate` Hz."""
     place = f"{where} (its audio)"
     with opened(source, where, "video") as container:
         stream = chosen_stream(container.streams.audio, f"{where}: {name_of(source)}", warn)
@@ -533,7 +530,7 @@ def _read_audio(
 def _within(
     blocks: Iterable[Waveform], cut: int, silence: int, most: int | None
 ) -> Iterator[Waveform]:
-    """Yield samples without the first `cut`, after so much silence, `most` of them in all."""
+    """Yield `silence` zeros, then samples without the first `cut`; at most `most` in all."""
     left = math.inf if most is None else most
     for block in chain([np.zeros(silence, np.float32)] if silence else [], blocks):
         if left <= 0:

@@ -1,10 +1,10 @@
-"""Windows of a sound that are heard one by one, cut at pauses; silence between them is left out.
+"""Windows of a sound, cut at pauses; longer silence is left out.
 
-Loudness is the power of 50 ms without their mean (a constant offset is silence), in dB of full
-scale. Sound is above -70 dB, and above a level that the window and what may follow it give:
+Loudness is the variance of 50 ms in dB of full scale. Sound is above -70 dB, and above a level set
+by the window and its lookahead:
 
-- Noise of the room: the quietest tenth is steady (within 3 dB), and the loudest stretch 15 dB above
-it. Sound is 10 dB above that noise, also in later surroundings that have nothing louder.
+- Room noise: if the quietest tenth is steady (within 3 dB) and the loudest stretch 15 dB above it,
+sound is 10 dB above the noise, also in later windows without anything louder.
 - Else sound is above -45 dB and at most 30 dB below the loudest stretch, or 10 dB above the
 quietest tenth.
 """
@@ -21,16 +21,14 @@ from qwen3_omni_neuron.prompt.media.fields import Warn, ignore
 
 _Powers = NDArray[np.float32]
 
-SAMPLING_RATE = (
-    16000  # the audio encoder's rate; a file of another rate is resampled once, as it is read
-)
-TIMED_S = 8.0  # longest window of a transcript with times: audio that the encoder attends over
-LEAST_LONGEST_S = 5.0  # least length of windows for which there is always a place to cut
+SAMPLING_RATE = 16000  # the audio encoder's; files of other rates are resampled as they are read
+TIMED_S = 8.0  # longest window of a transcript with times: the audio encoder's attention window
+LEAST_LONGEST_S = 5.0  # shorter limits may leave no place to cut
 _STRETCH = SAMPLING_RATE // 20
 _PAUSE = 20  # stretches of silence that are left out: 1 s
-_MARGIN = 4  # stretches of it that are kept beside sound
+_MARGIN = 4  # stretches of silence that stay beside sound
 _SHORTEST = 20  # stretches of the shortest window where there is no pause
-_CUT_SHARE = 0.25  # share of a window without a pause, its end, that is cut where it is quietest
+_CUT_SHARE = 0.25  # last share of a window without a pause, cut where it is quietest
 _FLOOR_DB, _LOUD_DB, _ABOVE_QUIET_DB, _BELOW_LOUDEST_DB = -70.0, -45.0, 10.0, 30.0
 _STEADY_DB, _STANDS_OUT_DB = 3.0, 15.0
 _NONE = np.empty(0, np.float32)
@@ -38,10 +36,10 @@ _NONE = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class Window:
-    """Part of a sound that is heard on its own.
+    """Part of a sound, transcribed on its own.
 
-    start_s, end_s: of its sound, from the beginning of the whole. samples: float32 [samples] at
-    SAMPLING_RATE, which may begin earlier and end later.
+    start_s, end_s: its sound in the whole. samples: float32 [samples] at SAMPLING_RATE, which may
+    begin earlier and end later.
     """
 
     start_s: float
@@ -62,25 +60,25 @@ class GrowingWindows:
     """
 
     def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
-        """timed: False for text alone: sound of at most longest_s is one window, with its pauses.
+        """timed: False for text alone: sound of at most longest_s is one window with its pauses.
 
         longest_s: LEAST_LONGEST_S or more.
         """
         self.length = self.held = 0
         self._most, self._timed = int(longest_s * SAMPLING_RATE) // _STRETCH, timed
         self._pieces: list[Waveform] = []
-        self._silence = 0  # stretches of the silence that was left out just before those held
-        self._noise_level = _FLOOR_DB  # dB that sound has been above, where there was noise
+        self._silence = 0  # stretches of silence left out just before those held
+        self._noise_level = _FLOOR_DB  # last level above room noise, in dB
 
     def push(self, samples: Waveform) -> list[Window]:
-        """Take the next samples, at SAMPLING_RATE; return the windows that are known now."""
+        """Return the windows that these samples, at SAMPLING_RATE, complete."""
         self.length += len(samples)
         self.held += len(samples)
         self._pieces.append(samples)
         return self._cut(False)
 
     def finish(self) -> list[Window]:
-        """Return the windows that are left: the sound has ended."""
+        """Return the remaining windows."""
         if not self.held or self._timed or self.length > self._most * _STRETCH:
             return self._cut(True)
         samples, self.held, self._pieces = self._joined(), 0, []
@@ -92,7 +90,7 @@ class GrowingWindows:
         check_length(self.length, SAMPLING_RATE, where)
 
     def _joined(self) -> Waveform:
-        # One piece is not copied: it may be a whole file.
+        # A single piece may be a whole file: don't copy it.
         return self._pieces[0] if len(self._pieces) == 1 else np.concatenate([_NONE, *self._pieces])
 
     def _cut(self, ends: bool) -> list[Window]:
@@ -113,7 +111,7 @@ class GrowingWindows:
         return found
 
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
-        """Return the first window's stretches that are sound, and how many are done.
+        """Return the first window's stretches of sound, and the number of stretches used.
 
         powers: of each stretch that the window may depend on. ends: no others follow.
         """
@@ -139,7 +137,6 @@ class GrowingWindows:
         return loud[loud < used], used
 
     def _loud(self, powers: _Powers) -> NDArray[np.intp]:
-        """Return the stretches that are sound."""
         loudness = 10 * np.log10(powers + np.float32(1e-12))
         quietest, quiet, loudest = np.percentile(loudness, (2, 10, 100))
         level = quiet + _ABOVE_QUIET_DB
@@ -158,13 +155,12 @@ class GrowingWindows:
         return earliest + int(beside.argmin())
 
     def _window(self, first: int, loud: NDArray[np.intp], samples: Waveform) -> Window:
-        """Return a window. first: its first sample; loud: its stretches of sound."""
         start, end = int(loud[0]) * _STRETCH, min((int(loud[-1]) + 1) * _STRETCH, len(samples))
         return Window((first + start) / SAMPLING_RATE, (first + end) / SAMPLING_RATE, samples)
 
 
 def _powers_of(samples: Waveform) -> _Powers:
-    """Return the power of each stretch of 50 ms; the last one may be shorter."""
+    """Return the power of each 50 ms; the last stretch may be shorter."""
     whole, rest = divmod(len(samples), _STRETCH)
     powers = samples[: whole * _STRETCH].reshape(whole, _STRETCH).var(axis=1)
     return np.append(powers, samples[len(samples) - rest :].var()) if rest else powers
@@ -173,10 +169,7 @@ def _powers_of(samples: Waveform) -> _Powers:
 def read_windows(
     audio: Mapping[str, Any], sound: GrowingWindows, where: str, warn: Warn = ignore
 ) -> Iterator[Window]:
-    """Read an audio item block by block, and yield its windows. sound: new ones.
-
-    Raises AudioError.
-    """
+    """Read an audio item block by block into empty `sound`; yield its windows. Raises AudioError."""
     for block in waveform_blocks(audio, SAMPLING_RATE, where, warn=warn):
         yield from sound.push(block)
     yield from sound.finish()
