@@ -1,7 +1,6 @@
 """Code that the engines of all targets share.
 
-engines.protocols declares what the runtime calls; engines.talker is the one talker engine, over the
-parts of any target; engines.remote has engines that run in processes of their own; engines.media
-and engines.inputs prepare calls; engines.inputs chooses the compiled length; engines.sampling
-samples tokens from the engines' logits.
+protocols declares what the runtime calls; talker and thinker are engines over the parts of any
+target; remote has engines in processes of their own; media and inputs prepare calls; buckets
+chooses the compiled length; sampling draws tokens from logits.
 """

@@ -1,4 +1,4 @@
-"""Buckets: the compiled lengths. An input is padded to the smallest one that holds it."""
+"""Buckets, the compiled lengths: inputs are padded to the smallest that fits."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,16 @@ from qwen3_omni_neuron.errors import BucketError
 
 
 def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
-    """Return the ascending buckets below `longest`, followed by `longest` itself.
-
-    Empty without buckets, which means that any length is allowed.
-    """
+    """Return the ascending buckets below `longest`, followed by `longest`; () without buckets."""
     if not buckets:
         return ()
     return (*(bucket for bucket in buckets if bucket < longest), longest)
 
 
 def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
-    """Return the smallest of the ascending `buckets` that holds `length`.
+    """Return the smallest of the ascending `buckets` that holds `length`; `length` without buckets.
 
-    Without buckets any length is allowed, and `length` is returned. what: the unit of `length` for
-    the error, such as "prompt rows". Raises BucketError where no bucket is long enough.
+    what: the unit for the error, such as "prompt rows". Raises BucketError if none is long enough.
     """
     if not buckets:
         return length

@@ -16,8 +16,8 @@ from qwen3_omni_neuron.errors import BucketError
 def rows_of(batch: Tensor) -> list[Tensor]:
     """Return the rows [1, ...] of a batch, as views.
 
-    By numpy where it has the dtype: each torch operation releases Python's interpreter lock, for
-    which all stages compete.
+    By numpy if it has the dtype: torch operations release the interpreter lock, for which all
+    stages compete.
     """
     if batch.dtype is torch.bfloat16:
         return list(batch.split(1))
@@ -29,7 +29,7 @@ def sampling_arrays(
 ) -> tuple[NDArray[np.float32], list[float], list[int]]:
     """Return noise [n, codes, vocab], top_p and top_k of frames that are all sampled.
 
-    A greedy frame is drawn from the likeliest codes alone, without noise: the first of equal ones.
+    A greedy frame gets top_k 1 and no noise: the first of its likeliest codes.
     """
     noise = np.zeros((len(sampling), codes, vocab), np.float32)
     for row, frame in zip(noise, sampling, strict=True):
@@ -42,11 +42,10 @@ def sampling_arrays(
 def pad_chunks(
     codes: Sequence[Tensor], chunk_frames: Sequence[int], any_size: bool = False
 ) -> Tensor:
-    """Pad the chunks of several streams to the smallest compiled size that holds all of them.
+    """Pad streams' chunks [frames, groups] to the smallest compiled size that holds all of them.
 
-    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending. any_size: pad
-    them only to the longest chunk. Returns [streams, groups, T], T the size. Raises BucketError for
-    a chunk with no frames or too many.
+    chunk_frames: compiled sizes, ascending. any_size: pad only to the longest chunk. Returns
+    [streams, groups, T]. Raises BucketError for a chunk with no frames or too many.
     """
     shortest, longest = min(map(len, codes)), max(map(len, codes))
     if not 1 <= shortest <= longest <= chunk_frames[-1]:
@@ -56,7 +55,7 @@ def pad_chunks(
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
     bucket = longest if any_size else bucket_of(longest, chunk_frames, "frames")
-    # numpy for the reason given in rows_of.
+    # numpy: see rows_of.
     padded = np.zeros((len(codes), codes[0].shape[1], bucket), np.int64)
     for stream, chunk in zip(padded, codes, strict=True):
         stream[:, : len(chunk)] = chunk.numpy().T
@@ -66,11 +65,11 @@ def pad_chunks(
 def cut_audio(
     codes: Sequence[Tensor], samples: Tensor, frame_samples: int, latency_samples: int
 ) -> list[NDArray[np.float32]]:
-    """Return the samples of each stream, without those of its padding.
+    """Return each stream's samples, without padding.
 
     samples: [streams, T * frame_samples - latency_samples].
     """
-    # float() is a torch operation even where it changes nothing: see rows_of.
+    # float() is a torch operation even if it changes nothing: see rows_of.
     rows = (samples if samples.dtype == torch.float32 else samples.float()).numpy()
     return [
         row[: len(chunk) * frame_samples - latency_samples]

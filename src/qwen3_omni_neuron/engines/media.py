@@ -19,10 +19,10 @@ class Audio(Protocol):
     """The audio encoder of a target."""
 
     def encode(self, clips: Sequence[Tensor], /, first: int = 0, stop: int | None = None) -> Tensor:
-        """Encode the windows of a prompt's clips from `first` up to `stop`.
+        """Encode windows [first, stop) of a prompt's clips. Returns [tokens, hidden], in order.
 
         clips: float32 [mel_bins, frames] each; all clips of the prompt, since the longest one
-        determines the padding of every window. Returns [tokens, hidden], in order.
+        determines the padding of every window.
         """
         ...
 
@@ -39,10 +39,9 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    start: index in the prompt of the first of the S tokens that it covers. filled: bool [S], true
-    for the tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], the indices of
-    the rows of images and videos, counted as in `filled`. deepstack: [layers, V, hidden], added to
-    these rows in the thinker's first layers.
+    start: index in the prompt of the first of the S covered tokens. filled: bool [S], true for
+    tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], indices of the rows of
+    images and videos. deepstack: [layers, V, hidden], added to these rows in the first layers.
     """
 
     start: int
@@ -52,7 +51,7 @@ class PromptMedia:
     deepstack: Tensor
 
     def added(self) -> Tensor | None:
-        """Return what deepstack adds to each row, [layers, S, hidden]; None without pictures."""
+        """Return deepstack's addend of each row, [layers, S, hidden]; None without pictures."""
         if not len(self.visual):
             return None
         layers, _, hidden = self.deepstack.shape
@@ -61,9 +60,9 @@ class PromptMedia:
         return added
 
     def part(self, start: int, stop: int) -> "PromptMedia":
-        """Return the media of the prompt's tokens from `start` up to `stop`.
+        """Return the media of the prompt's tokens [start, stop).
 
-        start: if it is less than this object's `start`, there are no media between the two.
+        Before this object's own `start`, there must be no media.
         """
         first, last = start - self.start, stop - self.start
         before = int(self.filled[: max(0, first)].sum())
@@ -75,17 +74,16 @@ class PromptMedia:
 
 
 class MediaEncoders:
-    """The audio and the vision encoder of the thinker, called for a prompt or a part of one."""
+    """The thinker's audio and vision encoder, called for a prompt or a part of it."""
 
     def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
     @torch.inference_mode()
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
-        """Encode the media of a prompt's tokens from `start` on.
+        """Encode the media of a prompt's tokens from `start` on; None without media.
 
-        Audio windows, and frames of images and videos, without any of these tokens are not encoded.
-        Returns None if none of the tokens are media.
+        Audio windows and frames without any of these tokens are not encoded.
         """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
@@ -112,20 +110,20 @@ class MediaEncoders:
         return PromptMedia(start, filled, rows[0], indices, rows[1:, visual])
 
     def rows(self, prompt: Prompt, start: int, encoded: PromptMedia | None) -> PromptMedia | None:
-        """Return the media of a prompt's tokens from `start` on, taken from `encoded` if given."""
+        """Return the media of a prompt's tokens from `start` on, reusing `encoded` if passed."""
         if encoded is None:
             return self.encode(prompt, start)
         return encoded.part(start, len(prompt))
 
     def _audio_rows(self, clips: Sequence[Tensor], begin: int, end: int) -> Tensor:
-        """Return the rows of audio from `begin` up to `end`, [tokens, hidden]."""
+        """Return the audio rows [begin, end), [tokens, hidden]."""
         ends = list(accumulate(tokens_of_windows(clips, self._config.thinker.audio), initial=0))
         first = bisect_right(ends, begin) - 1
         rows = self._audio.encode(clips, first, bisect_left(ends, end))
         return rows[begin - ends[first] : end - ends[first]]
 
     def _visual_rows(self, visuals: Sequence[Visual], begin: int, end: int) -> Tensor:
-        """Return the rows of images or videos from `begin` up to `end`: see Vision.encode."""
+        """Return rows [begin, end) of images or videos: see Vision.encode."""
         needed, before, at = [], 0, 0  # at: rows of visuals so far; before: rows left out
         for visual in visuals:
             frames, height, width = visual.grid

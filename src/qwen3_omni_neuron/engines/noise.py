@@ -1,10 +1,9 @@
-"""Noise of a draw: a Gumbel number for each id, a function of seed, stage, position, code and id.
+"""Gumbel noise of draws: a function of seed, stage, position, code and id.
 
 The id with the largest sum of score and noise is a draw from softmax(scores), as in
 torch.multinomial. The numbers are those of SplitMix64 (Steele, Lea and Flood 2014), whose n-th
-number is a function of its seed and n alone, so that neither the order of draws nor what else is
-drawn changes one. The host alone computes them, in float64, and rounds them to float32: so their
-bits do not depend on how a device computes a logarithm.
+number depends on seed and n alone: the order of draws does not matter. The host computes them in
+float64 and rounds to float32, so that no device's logarithm changes a bit.
 """
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint64]
 THINKER, TALKER = range(2)
-"""Stages that draw; the talker's code 0 and codes 1 to 15 share one."""
+"""Stages that draw; the talker's codes 0 and 1 to 15 share one."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -27,24 +26,24 @@ class Noise:
         self._start = int(words[0])
 
     def at(self, position: int) -> int:
-        """Return the start of the noise of a token or frame of the reply: 64 bits for 256 codes."""
+        """Return the start of a token's or frame's noise: 64 bits for 256 codes."""
         return (self._start + position * 256 * int(_STEP)) % 2**64
 
 
 def noise_of_rows(starts: list[int], ids: list[NDArray[np.int64]]) -> Floats:
-    """Return the noise of code 0, or of a token, for some ids of several rows, in one array."""
+    """Return the noise of code 0, or of a token, for `ids` of several rows, concatenated."""
     streams = split_mix(np.array(starts, np.uint64)).repeat([len(each) for each in ids])
     return _gumbel(streams, np.concatenate(ids).astype(np.uint64))
 
 
 def noise_of_frame(start: int, codes: int, vocab: int) -> Floats:
-    """Return the noise of codes 1 to `codes` of a frame for every id, [codes, vocab]."""
+    """Return the noise of a frame's codes 1 to `codes` for every id, [codes, vocab]."""
     starts = np.uint64(start) + np.arange(1, codes + 1, dtype=np.uint64) * _STEP
     return _gumbel(split_mix(starts)[:, None], np.arange(vocab, dtype=np.uint64))
 
 
 def split_mix(x: Words) -> Words:
-    """Return SplitMix64's numbers of some states, in place."""
+    """Replace states by SplitMix64's numbers."""
     shifted = x >> _SHIFTS[0]
     x ^= shifted
     x *= _FACTORS[0]
@@ -56,7 +55,7 @@ def split_mix(x: Words) -> Words:
 
 def _gumbel(streams: Words, ids: Words) -> Floats:
     words = split_mix(streams + (ids + np.uint64(1)) * _STEP)
-    words >>= np.uint64(12)  # 52 bits, whose middles float64 has exactly: none is 0 or 1
+    words >>= np.uint64(12)  # 52 bits: float64 is exact in their middles, never 0 or 1
     uniform = words + 0.5
     uniform *= 2.0**-52
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Engines that run in processes of their own, with the same protocols as other engines."""
+"""Engines in processes of their own, with the protocols of other engines."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,7 +8,7 @@ from qwen3_omni_neuron.engines.process.engine_process import EngineGroup
 from qwen3_omni_neuron.engines.protocols import Engines
 
 _DECODER = ("slots", "context_length", "chunked_prefill")
-# By stage: the attributes of its protocol, and the methods.
+# By stage: attributes of its protocol, and methods.
 _MEMBERS = {
     "thinker": (_DECODER, ("prefill", "step", "copy", "clear")),
     "talker": (
@@ -28,10 +28,10 @@ def remote_engines(
     threads: int,
     timeout_s: float,
 ) -> Engines:
-    """Build the engine of each stage in a process of its own, side by side.
+    """Build each stage's engine in a process of its own, in parallel.
 
-    factories, environments: by stage; these and threads: see EngineGroup. timeout_s: longest wait
-    for each one. Raises the errors of EngineGroup and its wait_ready; all are closed then.
+    factories, environments: by stage; these and threads: see EngineGroup. timeout_s: for each.
+    Raises the errors of EngineGroup and its wait_ready, with all closed.
     """
     processes: dict[str, EngineGroup] = {}
     try:
@@ -48,7 +48,7 @@ def remote_engines(
 
 
 class RemoteEngine:
-    """Engine of a stage in a process of its own; see its protocol in engines.protocols.
+    """Engine of a stage in another process; see engines.protocols.
 
     Its attributes are read once. Its methods also raise the errors of EngineGroup.call.
     """

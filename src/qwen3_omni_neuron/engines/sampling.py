@@ -1,13 +1,12 @@
-"""Sampling on the host: text tokens and code 0 of a frame, drawn from a step's logits.
+"""Sampling on the host: text tokens and code 0 of a frame, drawn from logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
-suppression, temperature, top-k, top-p, min-p; a grammar's mask comes before the temperature, and
-OpenAI's penalties after the one of repetition. Of the ids that remain, the one with the largest
-sum of score and noise (engines.noise) is drawn. Codes 1 to 15 are drawn alike on the device by
-model.code_predictor, a part of the code predictor's graph.
+suppression, temperature, top-k, top-p, min-p; a grammar's mask precedes the temperature, OpenAI's
+penalties follow the repetition penalty. The id with the largest sum of score and noise
+(engines.noise) is drawn. model.code_predictor draws codes 1 to 15 alike on the device.
 
-It uses numpy, because each torch operation releases Python's interpreter lock, and a stage would
-wait for it. cpu.native.sampler finds the ids that remain in one call, wherever the C was compiled.
+In numpy, because torch operations release the interpreter lock, for which a stage would wait.
+cpu.native.sampler filters the ids in one call where the C is compiled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +22,11 @@ from qwen3_omni_neuron.engines.noise import Floats, Noise, noise_of_rows
 Ids = NDArray[np.int64]
 Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
-"""`sample_ids`, or a function that computes the same."""
+"""`sample_ids` or an equivalent."""
 Remaining = tuple[Ids, Floats]
-"""Indices into a sequence's allowed ids, ascending, and scores 0 and below; none: NOT_FINITE."""
+"""Indices into a sequence's allowed ids, ascending, and scores <= 0; none: NOT_FINITE."""
 NOT_FINITE = -1
-"""Id of a sequence whose logits have NaN or +inf among the allowed ids, or are all -inf."""
+"""Id for logits with NaN or +inf among the allowed ids, or all -inf."""
 _MASK_BITS = 32
 
 
@@ -35,9 +34,9 @@ _MASK_BITS = 32
 class SamplingParams:
     """Parameters of the sampling of one kind of id.
 
-    do_sample: False takes the likeliest id after penalties and suppression. top_k: 0 means no
-    limit. min_p: least probability of an id, as a part of the likeliest one's. presence_penalty,
-    frequency_penalty: numbers taken off an id's score once it was sampled, and for each time.
+    do_sample: False takes the likeliest id after penalties and suppression. top_k: 0: no limit.
+    min_p: minimum probability relative to the likeliest id's. presence_penalty, frequency_penalty:
+    subtracted from the score of a sampled id, once and for each time.
     """
 
     do_sample: bool
@@ -60,13 +59,12 @@ def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
 class Sampler:
     """Sampling state of one sequence: parameters, noise, and the ids it contains.
 
-    allowed: the ids that may be sampled, ascending, or None for all of `vocab_size`. history: ids
-    that the sequence contains from the start, all of them allowed. position: ids sampled so far.
-    penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
-    where repetition is not penalized. counts: int32, how often each allowed id was sampled; None
-    without presence_penalty and frequency_penalty. prepared: data that a `SampleIds` caches for it.
-    mask: uint32 [vocab_size / 32, rounded up], C-contiguous: the ids that its next id is one of, a
-    bit each from the lowest, at least one of them; None: every id. Only where `allowed` is None.
+    allowed: ids that may be sampled, ascending, None: all of `vocab_size`. history: initial ids,
+    all allowed. position: ids sampled so far. penalties: float32 per allowed id, 1 where the
+    sequence lacks it; None without a repetition penalty. counts: int32, how often each allowed id
+    was sampled; None without presence_penalty and frequency_penalty. prepared: data that a
+    `SampleIds` caches. mask: uint32 [ceil(vocab_size / 32)], C-contiguous: a bit per possible next
+    id from the lowest, at least one; None: every id. Only if `allowed` is None.
     """
 
     def __init__(
@@ -95,12 +93,12 @@ class Sampler:
 
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-    """Sample the next ids of sequences, NOT_FINITE among them. logits: [1, vocab] of each."""
+    """Sample the next id, or NOT_FINITE, of each sequence. logits: [1, vocab] each."""
     return draw(samplers, [_remaining(*each) for each in zip(samplers, logits, strict=True)])
 
 
 def draw(samplers: Sequence[Sampler], remaining: Sequence[Remaining]) -> list[int]:
-    """Draw the next ids of sequences, NOT_FINITE among them, and note each in its sampler."""
+    """Draw the next id, or NOT_FINITE, of each sequence, and note it in its sampler."""
     ids = [
         indices if sampler.allowed is None else sampler.allowed[indices]
         for sampler, (indices, _) in zip(samplers, remaining, strict=True)
@@ -128,7 +126,7 @@ def is_finite(logits: Tensor) -> bool:
 
 
 def log_probabilities(logits: Tensor, ids: Sequence[int] | Ids) -> list[float]:
-    """Return the log-probabilities of some ids by the logits of one sequence, [1, vocab]."""
+    """Return the log-probabilities of `ids` in one sequence's logits [1, vocab]."""
     scores = logits.float().numpy().ravel()
     most = scores.max()
     total = np.exp(scores - most).sum(dtype=np.float64)
@@ -137,7 +135,7 @@ def log_probabilities(logits: Tensor, ids: Sequence[int] | Ids) -> list[float]:
 
 
 def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
-    """Return the likeliest ids of one sequence and their log-probabilities, likeliest first."""
+    """Return one sequence's likeliest ids and log-probabilities, in descending order."""
     scores = logits.float().numpy().ravel()
     count = min(count, len(scores))
     ids = scores.argpartition(len(scores) - count)[len(scores) - count :]
@@ -146,7 +144,7 @@ def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
 
 
 def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:
-    """Return the mask of a vocabulary's ids without some; see Sampler.mask."""
+    """Return the mask of all but the forbidden ids; see Sampler.mask."""
     mask = np.full(-(-vocab_size // _MASK_BITS), 2**_MASK_BITS - 1, np.uint32)
     for token_id in forbidden:
         if token_id < vocab_size:
@@ -155,7 +153,7 @@ def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:
 
 
 def processed(sampler: Sampler, logits: Tensor) -> Floats:
-    """Return float32 scores [allowed ids]: logits [1, vocab] after suppression, penalties, mask."""
+    """Return scores of the allowed ids: logits [1, vocab] after suppression, penalties, mask."""
     scores: Floats = logits.float().numpy()[0]
     if sampler.allowed is not None:  # first: later operations cost more with more ids
         scores = scores.take(sampler.allowed)
@@ -173,21 +171,21 @@ def processed(sampler: Sampler, logits: Tensor) -> Floats:
 
 
 def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
-    """Return the indices that top-k, top-p and min-p keep of scores [vocab], ascending.
+    """Return the indices that top-k, top-p and min-p leave of scores [vocab], ascending.
 
-    top_k: 0 for no limit. Those of transformers' TopKLogitsWarper, TopPLogitsWarper and
-    MinPLogitsWarper, in this order; equal scores at the edge of top-p stay together.
+    As transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order; equal
+    scores at the edge of top-p stay together. top_k: 0: no limit.
     """
     least, most, vocab = np.float32(-np.inf), scores.max(), len(scores)
     if 0 < top_k < vocab:
         least = np.partition(scores, vocab - top_k)[vocab - top_k]
     indices = ((scores >= least) & (scores > -np.inf)).nonzero()[0]
-    # Where top_p is 1 all ids stay, even where their sum is rounded to 1 before the last.
+    # With top_p 1 all ids stay, even if rounded sums reach 1 before the last.
     if top_p < 1:
         ordered = np.sort(scores[indices])[::-1]
         probabilities = np.exp(ordered - most)
         probabilities /= probabilities.sum()
-        # An id is dropped if the likelier ids add up to top_p already, so the likeliest stays.
+        # Drop an id if likelier ids reach top_p without it: the likeliest stays.
         likelier = probabilities.cumsum(dtype=np.float64) - probabilities
         indices = indices[scores[indices] >= ordered[likelier < np.float32(top_p)].min()]
     if min_p:
@@ -196,14 +194,14 @@ def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
 
 
 def _remaining(sampler: Sampler, logits: Tensor) -> Remaining:
-    """Return what a sequence's next id is drawn from; the likeliest id alone where it is greedy."""
+    """Return the candidates for the next id: one if greedy."""
     params, scores = sampler.params, processed(sampler, logits)
     most = scores.max()
     if not np.isfinite(most):  # the maximum with NaN is NaN
         return np.empty(0, np.int64), np.empty(0, np.float32)
     if not params.do_sample:
         return np.array([scores.argmax()]), np.zeros(1, np.float32)
-    # Subtracted first: at a low temperature a large score would round the noise away.
+    # Subtract first: at a low temperature a large score would round the noise away.
     scores = (scores - most) / np.float32(params.temperature)
     indices = kept(scores, params.top_k, params.top_p, params.min_p)
     return indices, scores[indices]

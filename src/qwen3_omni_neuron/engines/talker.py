@@ -1,4 +1,4 @@
-"""The talker engine: one for all targets, over a decoder and a code predictor of the target."""
+"""The talker engine of all targets, over a target's decoder and code predictor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.model.kv_cache import lazy_zeros
 from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
 from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
-ROWS_AT_ONCE = 4096  # rows that TextRows.fill projects at once, which bounds its extra memory
+ROWS_AT_ONCE = 4096  # rows per projection of TextRows.fill, which bounds its memory
 
 
 class TalkerEngine(DecoderEngine):
@@ -30,8 +30,7 @@ class TalkerEngine(DecoderEngine):
 
     codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
     text tokens int64 [n]; see TextRows. project_hidden: projects the accept layer's rows to the
-    talker's. newline_id: the token of the line break after a role. release, fault: see
-    DecoderEngine.
+    talker's. newline_id: token of the line break after a role. release, fault: see DecoderEngine.
     """
 
     def __init__(
@@ -54,15 +53,15 @@ class TalkerEngine(DecoderEngine):
         self.project_hidden = project_hidden
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._incomplete: dict[int, _IncompletePrompt] = {}
-        # A row a slot: hidden state of the last step, from which the code predictor starts, and
-        # feedback of the last frame, from which the next step starts.
+        # By slot: the last step's hidden state, input of the code predictor, and the last frame's
+        # feedback, input of the next step.
         self._hidden = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
         self._feedback = torch.zeros_like(self._hidden)
         self._assistant_rows: dict[int, Tensor] = {}  # by speaker
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows, its last hidden state and feedback."""
+        """Drop a slot's rows, hidden state and feedback."""
         super().clear(slot)
         self._hidden[slot] = self._feedback[slot] = 0
         self._incomplete.pop(slot, None)
@@ -83,7 +82,7 @@ class TalkerEngine(DecoderEngine):
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot if no media are left, else keep the rows; see Talker.prepare."""
+        """Fill a slot if no media are missing, else keep the rows; see Talker.prepare."""
         self._check_length(prompt)
         token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         assistant = self._assistant(speaker_id)
@@ -101,7 +100,7 @@ class TalkerEngine(DecoderEngine):
         """Complete a slot's prompt; see Talker.prefill."""
         codec_bos = self._codec_rows[self._codec_bos]
         prompt = self._incomplete.get(slot)
-        if prompt is None:  # codec_bos is in the place of the last frame in later rows
+        if prompt is None:  # codec_bos replaces the last frame in later rows
             self._feedback[slot] = codec_bos
             return self.step((slot,), (first_token,))
         last = self.text_rows(torch.tensor([first_token])) + codec_bos
@@ -140,7 +139,7 @@ class TalkerEngine(DecoderEngine):
             )
 
     def _with_media(self, rows: Tensor, media: Tensor, accepted: Tensor) -> Tensor:
-        """Return rows with the media rows filled in. media: bool [rows], true for media rows."""
+        """Return rows with media rows filled in. media: bool [rows]."""
         count = int(media.sum())
         assert len(accepted) == count, f"{len(accepted)} accepted rows for {count} of media"
         if not count:
@@ -148,7 +147,7 @@ class TalkerEngine(DecoderEngine):
         return rows.masked_scatter(media[:, None], self.project_hidden(accepted))
 
     def _fill(self, slot: int, rows: Tensor, positions: Tensor, start: int) -> Tensor:
-        """Append rows to the first `start` of a slot. Returns the last row's logits [1, vocab]."""
+        """Append rows to the first `start` of a slot; return the last row's logits [1, vocab]."""
         logits, (self._hidden[slot],) = self._decoder.prefill(slot, rows, positions, start=start)
         return logits
 
@@ -165,10 +164,10 @@ class TalkerEngine(DecoderEngine):
 
 
 class TextRows:
-    """Rows of the text tokens [vocab, talker hidden], each projected when it is first needed.
+    """Rows of the text tokens [vocab, talker hidden], projected on first use.
 
     embedding: the thinker's table [vocab, thinker hidden]. project: the text projection. width: the
-    talker's hidden size. dtype: dtype of the rows. Memory is used for the projected rows only.
+    talker's hidden size. Memory is used for projected rows only.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class TextRows:
         return self.with_rows(token_ids.numpy()).index_select(0, token_ids)
 
     def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Return the table [vocab, talker hidden], with the rows of these token ids filled."""
+        """Return the table [vocab, talker hidden], with the rows of `token_ids` filled."""
         if self._missing:
             ids = np.asarray(token_ids)
             known = self._known[ids]
@@ -214,8 +213,7 @@ class _IncompletePrompt:
     """A talker prompt that lacks the thinker's hidden states of the media.
 
     rows: [rows, hidden] from `start` on, without the last row; media rows are not filled yet.
-    media: bool [rows], true for media rows. positions: float32 [3, rows + 1]. start: number of the
-    prompt's rows that the slot holds already.
+    media: bool [rows]. positions: float32 [3, rows + 1]. start: rows that the slot has already.
     """
 
     rows: Tensor

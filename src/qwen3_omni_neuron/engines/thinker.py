@@ -1,4 +1,4 @@
-"""The thinker engine, one for all targets, and what it shares with the talker's."""
+"""The thinker engine of all targets, and its code shared with the talker's."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,10 +13,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class SlotLengths:
-    """Base of a target's engines.protocols.DecoderSlots, which counts rows and rope positions.
-
-    slots: number of slots, all empty.
-    """
+    """Base of a target's engines.protocols.DecoderSlots: counts rows and rope positions."""
 
     def __init__(self, slots: int):
         self.slots = slots
@@ -28,18 +25,17 @@ class SlotLengths:
         self._lengths[slot] = 0
 
     def _begin(self, slot: int, start: int) -> None:
-        """Drop a slot's rows after the first `start`, which rows of a prompt will follow."""
+        """Drop a slot's rows after the first `start`, before a prompt's rows follow."""
         length = self._lengths[slot]
         assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
-        # Only these rows are valid during the call, and after a call that raises.
+        # Only these rows are valid during the call, and after a failed one.
         self._lengths[slot] = start
 
     def _end(self, slot: int, length: int, last_position: float) -> None:
-        """Count a prompt's rows. last_position: largest rope position of them."""
+        """Count a prompt's rows. last_position: their largest rope position."""
         self._lengths[slot], self._next_positions[slot] = length, last_position + 1
 
     def _count_step(self, slots: Sequence[int]) -> None:
-        """Count the row that a step has appended to each slot."""
         for slot in slots:
             self._lengths[slot] += 1
             self._next_positions[slot] += 1
@@ -48,8 +44,8 @@ class SlotLengths:
 class DecoderEngine:
     """Base of the thinker's and the talker's engine; see engines.protocols.
 
-    release: called by `close`; frees what the parts hold besides memory. fault: see
-    engines.protocols.Fault; None where the parts are in this process.
+    release: called by `close`; frees resources other than memory. fault: None if the parts are in
+    this process.
     """
 
     def __init__(
@@ -81,8 +77,7 @@ class DecoderEngine:
 class ThinkerEngine(DecoderEngine):
     """A `Thinker` over a decoder's slots and the encoders of a prompt's media.
 
-    No torch operation is beside a decoder's call: see cpu.native.talker.NativeTalker.
-    release, fault: see DecoderEngine.
+    It runs no torch operation around a decoder's call: see cpu.native.talker.NativeTalker.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Child processes: start, end with the parent, report of output and exceptions, shared files."""
+"""Child processes: start, end with the parent, output, exceptions, shared files."""
 
 import os
 import pickle
@@ -14,18 +14,18 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
-MOST_OUTPUT_BYTES = 1 << 20  # most of its output that a child keeps in its file
-TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
-_HELD = (signal.SIGINT, signal.SIGTERM)  # signals that must interrupt neither its start nor imports
-# A terminal sends them to the whole group of processes, and the server still finishes its requests.
+MOST_OUTPUT_BYTES = 1 << 20  # upper bound of a child's output file
+TAIL_BYTES = 8192  # enough for faulthandler's dump of a few threads
+_HELD = (signal.SIGINT, signal.SIGTERM)  # must not interrupt a start or imports
+# A terminal sends them to the whole process group; the server still finishes its requests.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_START_S = 1.0  # longest wait for another thread that is starting a child
+_START_S = 1.0  # longest wait for another thread's start of a child
 _starting = threading.Lock()
 _started: "list[subprocess.Popen[bytes]]" = []  # children that have not ended; guarded by _starting
 
 
 class OutputTail:
-    """Temporary file for the stdout and stderr of a child, of which it returns the end."""
+    """Temporary file for a child's stdout and stderr."""
 
     def __init__(self) -> None:
         self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
@@ -33,7 +33,7 @@ class OutputTail:
 
     def read(self) -> str:
         """Return the last TAIL_BYTES of the output."""
-        # pread, because read would move the position at which the child writes.
+        # read would move the position at which the child writes.
         descriptor = self.file.fileno()
         begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
         return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
@@ -48,9 +48,8 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
-    descriptors: open files that the child inherits, under the same numbers. output: receives its
-    stdout and stderr. env: by default this process's. options: other arguments of Popen.
-    Raises OSError where the process can't be started.
+    descriptors: open files that the child inherits, with the same numbers. output: receives stdout
+    and stderr. env: default: this process's. options: of Popen. Raises OSError.
     """
     code = (
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
@@ -85,7 +84,7 @@ def kill_children() -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Return how a process ended, for a message. status: as of Popen; None: it was killed."""
+    """Return how a process ended. status: as of Popen; None: it was killed."""
     if status is None:
         return "closed its connection, but did not end, and was killed"
     if status >= 0:
@@ -100,24 +99,23 @@ def describe_exit(status: int | None) -> str:
 
 
 def follow_parent(parent: int) -> None:
-    """Make this process, a child, ignore Ctrl-C and end when its parent ends, even in a call.
+    """Make this child ignore Ctrl-C and end with its parent, even during a call.
 
-    If it has a session of its own, the processes that it has started end, too. parent: the parent's
-    process id.
+    A child with its own session ends the processes that it started, too. parent: process id.
     """
     take_signals()
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
 def take_signals() -> None:
-    """Make this process, a child, ignore a terminal's signals, and take what its parent blocked."""
+    """Make this child ignore a terminal's signals, and unblock those its parent blocked."""
     for number in _OF_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def trim_output() -> None:
-    """Cut this process's output, a file of `start_child`, to its end once it is long."""
+    """Cut this process's output, a file of `start_child`, to its end if it is long."""
     size = os.fstat(2).st_size
     if size > MOST_OUTPUT_BYTES // 2:
         tail = os.pread(2, TAIL_BYTES, size - TAIL_BYTES)
@@ -139,7 +137,7 @@ class EngineTracebackError(Exception):
 
 
 class SentException:
-    """An exception in a form that can be sent: where it can't be pickled, a RuntimeError."""
+    """An exception to send: if it can't be pickled, a RuntimeError."""
 
     def __init__(self, error: Exception) -> None:
         self._text = "".join(traceback.format_exception(error))
@@ -159,9 +157,9 @@ class SentException:
 
 
 def nameless_file() -> BinaryIO:
-    """Return a new file without a name to share, unbuffered; on Linux memory that may be sealed."""
+    """Return a new unnamed file to share, unbuffered; on Linux memory that may be sealed."""
     if sys.platform != "linux":
         return tempfile.TemporaryFile(buffering=0)
-    # Not in /dev/shm, which a container often limits to 64 MiB.
+    # Containers often limit /dev/shm to 64 MiB.
     descriptor = os.memfd_create("qwen3-omni", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     return os.fdopen(descriptor, "r+b", buffering=0)

@@ -1,4 +1,4 @@
-"""The caller's side of processes with an engine each: start them, call the engines, end them."""
+"""The caller's side of engine processes: start, call, end."""
 
 import logging
 import math
@@ -21,19 +21,18 @@ from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniErro
 logger = logging.getLogger(__name__)
 
 SERVER = "qwen3_omni_neuron.engines.process.server"
-END_S, KILL_S = 1.0, 5.0  # time for a process to end after its connection, and after SIGKILL
+END_S, KILL_S = 1.0, 5.0  # until a process ends after its connection, and after SIGKILL
 TICK_S = 0.1
-GRACE_S = 0.5  # time the other processes have to answer after one has failed
+GRACE_S = 0.5  # for the other processes to answer after a failure
 
 
 class EngineGroup:
-    """Processes that build an engine each, and are sent the same calls in the same order.
+    """Processes that build an engine each, and get the same calls in the same order.
 
     An engine is any object with a `close` method and the attribute `fault`: see engines.protocols.
-    A call is for all of them, or for the first ones alone. It returns the first one's result when
-    all that it is for have answered. If a process ends, hangs, or fails where others don't, all are
-    ended: they may be waiting for each other, and none can go on without it. They end with `close`,
-    and also when this process ends, in whatever way.
+    A call is for all or for the first ones. It returns the first one's result when all have
+    answered. If a process ends, hangs, or fails alone, all are ended: they may be waiting for each
+    other. They end with `close`, and whenever this process ends.
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class EngineGroup:
         environments: Sequence[Mapping[str, str]],
         threads: int | None = None,
     ) -> None:
-        """Start the processes, which build their engines side by side.
+        """Start the processes, which build their engines in parallel.
 
-        names: the engines' names in messages. factories: make the engines; they are pickled, so
-        each must be a function of a module or a functools.partial of one, not from the main script.
-        environments: environment variables to add. threads: number of threads of torch's operations
-        in a process.
+        names: of engines, for messages. factories: return the engines; pickled, so each must be a
+        module's function, or a functools.partial of one, not from the main script. environments:
+        variables to add. threads: of torch in a process.
         Raises OSError if one can't be started, and errors of pickling a factory.
         """
         self._calling = threading.Lock()  # held from a request to the last answer
@@ -56,14 +54,14 @@ class EngineGroup:
         self._error: Qwen3OmniError | None = None  # of every later call
         self._started = time.monotonic()
         self._processes: list[_Process] = []
-        # Also ends them when this object is garbage collected, and at exit.
+        # Also ends them at exit and when this object is garbage collected.
         self._end = finalize(self, _end, self._processes)
         requests = SharedBlock()
         try:
             for name, factory, env in zip(names, factories, environments, strict=True):
                 process = _Process(name, env, requests)
                 self._processes.append(process)
-                # As bytes, which are not in the block that they all share.
+                # In the pipe, because all share the block.
                 process.post(process.mailbox.pack((pickle.dumps(factory), threads)))
         except BaseException:
             self.close()
@@ -77,8 +75,8 @@ class EngineGroup:
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until every engine is built, once.
 
-        timeout_s: longest wait from now. Raises the error of an engine's build, and EngineDiedError
-        if a process ended or took longer. All are closed then.
+        Raises the error of an engine's build, and EngineDiedError if a process ended or took longer
+        than timeout_s. All are closed then.
         """
         try:
             with self._calling:
@@ -100,25 +98,24 @@ class EngineGroup:
         limit_s: float = math.inf,
         members: int | None = None,
     ) -> Any:
-        """Call a method of every engine. Calls from several threads run one after the other.
+        """Call a method of every engine. Threads' calls run one after the other.
 
-        limit_s: time after which the call counts as hung. members: number of the first engines that
-        are called; None: all.
-        Raises the error that every one of them raised, with its traceback as `__cause__`;
-        EngineDiedError that names a process that ended, hung, or failed alone; ClosedError after
-        `close`. A call in progress raises the last two at once.
+        limit_s: the call counts as hung after it. members: call the first ones only; None: all.
+        Raises an error that all of them raised, with its traceback as `__cause__`; EngineDiedError
+        that names a process that ended, hung, or failed alone; ClosedError after `close`. The last
+        two interrupt a call in progress.
         """
         return self._request((method, arguments), limit_s, members)
 
     def read(self, attribute: str) -> Any:
-        """Return the current value of an attribute of the engine. Raises the errors of `call`."""
+        """Return an engine attribute's current value. Raises the errors of `call`."""
         return self._request((attribute, None))
 
     def fault(self) -> EngineDiedError | None:
-        """Poll the processes. Returns an error if no call can be made, else None.
+        """Poll the processes; return an error if no call can be made, else None.
 
-        If one has ended, all are ended. During a call nothing is polled here: the call does it.
-        Returns None after `close`. Any thread may call it.
+        If one has ended, all are ended. During a call, the call polls instead. Returns None after
+        `close`. Thread-safe.
         """
         if self._error is None and self._calling.acquire(blocking=False):
             try:
@@ -134,13 +131,13 @@ class EngineGroup:
     def close(self) -> None:
         """End the processes within seconds: close their connections, then kill them.
 
-        Any thread may call it, also while another thread is in a call. A second call does nothing.
+        Thread-safe, also during a call. A second call does nothing.
         """
         if self._error is None:
             self._error = ClosedError("The model's engines were closed. Load the model again.")
         with self._closing:
             self._end()
-            with self._calling:  # the disconnection has woken a call in progress
+            with self._calling:  # the disconnection has ended a call in progress
                 for process in self._processes:
                     process.close()
 
@@ -171,10 +168,10 @@ class EngineGroup:
     def _collect(
         self, what: str, called: "Sequence[_Process]", limit_s: float
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Take the processes' answers. Returns results and exceptions by their indices.
+        """Collect the processes' results and exceptions, by index.
 
-        After an exception the other processes have GRACE_S to answer. Raises EngineDiedError for a
-        process that ended and, where none failed, for those that take longer than the limit.
+        After an exception the others have GRACE_S to answer. Raises EngineDiedError for a process
+        that ended and, where none failed, for those that exceed the limit.
         """
         if len(called) == 1 and limit_s == math.inf:  # for speed
             done, value = self._take(called[0])
@@ -185,7 +182,7 @@ class EngineGroup:
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
-        # Ticks, not a clock, which goes on while all processes are stopped.
+        # Ticks, because a clock advances while all processes are stopped.
         ticks, most = 0, limit_s / TICK_S
         while waiting:
             ready = poll.poll(1000 * TICK_S)
@@ -217,7 +214,7 @@ class EngineGroup:
         return done, value if done else value.exception()
 
     def _died(self, process: "_Process") -> Qwen3OmniError:
-        """Return the error with the reason why a connection ended, after killing all."""
+        """Kill all; return the error with the reason why a connection ended."""
         if self._error is None:
             status = None
             with suppress(subprocess.TimeoutExpired):
@@ -261,7 +258,7 @@ class _Process:
         self.label = f"The {name} engine (process {self.popen.pid})"
 
     def post(self, packed: bytes) -> None:
-        """Send a message. Where the process has ended, its answer tells why."""
+        """Send a message. If the process has ended, its answer tells why."""
         with suppress(DisconnectedError):
             self.mailbox.post(packed)
 
@@ -275,13 +272,12 @@ class _Process:
 
 
 def _named(request: tuple[str, Any]) -> str:
-    """Return a call's method and its arguments that are words, such as a graph's label."""
+    """Return a call's method and its string arguments, such as a graph's label."""
     method, arguments = request
     return " ".join([method, *(word for word in arguments or () if isinstance(word, str))])
 
 
 def _end(processes: Sequence[_Process]) -> None:
-    """End processes by the mildest means that works."""
     for process in processes:
         process.mailbox.disconnect()
     until = time.monotonic() + END_S

@@ -1,8 +1,8 @@
 """Refusals in a child that os.fork made of a process with a loaded model.
 
-The child lacks its parent's threads, torch's too, and a lock that another thread held stays held.
+The child lacks its parent's threads, torch's included, and a lock of another thread stays locked.
 Engines' processes and temporary folders are still the parent's. So the child can neither use nor
-load a model, and deletes and ends nothing of its parent's when it exits.
+load a model, and leaves its parent's processes and files when it exits.
 """
 
 import _thread  # threading.RLock is a function, which has no subclass
@@ -15,18 +15,18 @@ from qwen3_omni_neuron.errors import ForkError
 
 
 class _State:
-    loader: int | None = None  # process that loaded a model: this one, or one it was forked from
+    loader: int | None = None  # process that loaded a model: this one or an ancestor
     forked = False  # whether this process was forked after that
 
 
 def note_load() -> None:
-    """Record that this process loads a model. Raises ForkError where it can load none."""
+    """Record that this process loads a model. Raises ForkError if it can't."""
     check_not_forked()
     _State.loader = os.getpid()
 
 
 def check_not_forked() -> None:
-    """Raise ForkError if this process was forked from one that had loaded a model."""
+    """Raise ForkError if this process was forked after loading a model."""
     if _State.forked:
         raise ForkError(
             f"process {os.getpid()} was forked after process {_State.loader} had loaded a model. "
@@ -40,11 +40,11 @@ def check_not_forked() -> None:
 class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in its stub alone
     """Reentrant lock of a model's process. Entering it in a forked child raises ForkError."""
 
-    # `_note_fork` sets __enter__: a method of Python here would make it slower in every process.
+    # `_note_fork` sets __enter__: a Python method would be slower in every process.
 
 
 def finalize(owner: object, end: Callable[..., object], *arguments: Any) -> weakref.finalize:
-    """Return a weakref.finalize that calls `end` in this process alone, in no forked child."""
+    """Return a weakref.finalize that calls `end`, but in no forked child."""
     return weakref.finalize(owner, _call_in, os.getpid(), end, *arguments)
 
 

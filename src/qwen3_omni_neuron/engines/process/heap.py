@@ -5,17 +5,17 @@ import gc
 import time
 from pathlib import Path
 
-LOOK_S = 5.0  # interval between two trims of an idle process
+LOOK_S = 5.0  # interval between trims of an idle process
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 _LIBC = ctypes.CDLL(None)
 _IS_GLIBC = hasattr(_LIBC, "malloc_trim")
 
 
 def trim_early() -> None:
-    """Make this process's arenas return memory at their ends once it is more than 2 MiB.
+    """Make this process's arenas return memory beyond 2 MiB at their ends.
 
-    To be called in a process of our own, before it has many threads. 96 chats with images of three
-    megapixels leave 350 MB, and 20 MB with this. Tensors of up to 32 MiB are allocated in arenas.
+    For our own processes, before they have many threads. After 96 chats with images of three
+    megapixels 20 MB instead of 350 MB remain. Tensors of up to 32 MiB are in arenas.
     """
     if _IS_GLIBC:
         _LIBC.mallopt(_M_TRIM_THRESHOLD, 2 << 20)
@@ -23,26 +23,26 @@ def trim_early() -> None:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system. Does nothing where malloc is not glibc's.
+    """Return freed memory to the system; only with glibc's malloc.
 
-    30 models loaded and closed, each in a thread of its own, leave up to 90 MB without it. Takes 1
-    to 20 ms, and 1 ms of the next reply.
+    30 models loaded and closed, each in its own thread, leave up to 90 MB without it. Takes 1 to 20
+    ms, and 1 ms of the next reply.
     """
     if _IS_GLIBC:
         _LIBC.malloc_trim(0)
 
 
 def keep_all() -> None:
-    """Make the garbage collector ignore all objects that exist, of modules and a loaded model.
+    """Make the garbage collector ignore all existing objects, of modules and a loaded model.
 
-    Otherwise a full collection looks through 226,000 objects: every thread stops for 0.1 s.
+    A full collection would scan 226,000 objects, and stop every thread for 0.1 s.
     """
     gc.collect()
     gc.freeze()
 
 
 def resident_mb() -> int | None:
-    """Return the memory of this process in MB, None where the system does not say."""
+    """Return this process's memory in MB, None if unknown."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -52,12 +52,12 @@ def resident_mb() -> int | None:
 
 
 class IdleMemory:
-    """Returns memory that malloc kept from earlier work, while a process is idle."""
+    """Trims malloc's free memory while a process is idle."""
 
     _next_s = 0.0
 
     def look(self) -> None:
-        """Give memory back every LOOK_S. To be called while the process is idle, at any rate."""
+        """Trim at most every LOOK_S. Call it often while idle."""
         if time.monotonic() >= self._next_s:
             give_back()
             self._next_s = time.monotonic() + LOOK_S

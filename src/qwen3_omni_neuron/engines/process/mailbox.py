@@ -17,8 +17,8 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
-INLINE_BYTES = 1 << 14  # a buffer up to this size is faster in the pickle; a row of logits is one
-# Types that numpy lacks, and the integer types of the same size that they are sent as.
+INLINE_BYTES = 1 << 14  # up to this size, as a row of logits, a buffer is faster in the pickle
+# Types that numpy lacks -> integer types of the same size.
 SENT_AS = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -27,11 +27,11 @@ SENT_AS = {
 
 
 class DisconnectedError(Exception):
-    """The connection has ended, at this end or the other."""
+    """The connection has ended, at either end."""
 
 
 class SharedBlock:
-    """Memory that processes share: a mapped file without a name, which can grow."""
+    """Growable unnamed mapped file that processes share."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Open the block of an inherited descriptor, or create one."""
@@ -43,7 +43,7 @@ class SharedBlock:
         self._bytes = np.empty(0, np.uint8)
 
     def at_least(self, size: int) -> NDArray[np.uint8]:
-        """Return the bytes of the block, after growing it to at least `size`."""
+        """Return the block's bytes, after growing it to at least `size`."""
         if size > len(self._bytes):
             if size > os.fstat(self.fileno()).st_size:  # else the other process has grown it
                 os.ftruncate(self.fileno(), max(size, 2 * len(self._bytes)))
@@ -51,7 +51,7 @@ class SharedBlock:
         return self._bytes
 
     def fileno(self) -> int:
-        """Return the descriptor of the file, which another process can inherit."""
+        """Return the file's descriptor, which another process can inherit."""
         return self._file.fileno()
 
     def close(self) -> None:
@@ -63,16 +63,16 @@ class SharedBlock:
 class Mailbox:
     """One end of a connection that carries one message at a time.
 
-    Each message must be received before the next one is sent, because its buffers are in the block
-    until then. A message is any object that can be pickled. Tensors arrive as copies that own their
-    memory, contiguous, on the host and without a gradient. Used by one thread at a time.
+    A message's buffers are in the block until it is received: the next one must wait. A message is
+    any object that can be pickled. Tensors arrive as contiguous copies on the host, without a
+    gradient. Used by one thread at a time.
     """
 
     def __init__(self, end: Connection, incoming: SharedBlock, outgoing: SharedBlock) -> None:
         self._end, self._incoming, self._outgoing = end, incoming, outgoing
 
     def pack(self, message: object) -> bytes:
-        """Put a message's buffers into the outgoing block, and return the bytes to post.
+        """Copy a message's buffers into the outgoing block; return the bytes to post.
 
         They may be posted to every mailbox that shares the block. Raises pickling errors.
         """
@@ -101,9 +101,9 @@ class Mailbox:
             raise DisconnectedError from None
 
     def receive(self) -> Any:
-        """Wait for the next message and return it.
+        """Wait for the next message.
 
-        Raises DisconnectedError, and unpickling errors, after which the connection can be used.
+        Raises DisconnectedError, and unpickling errors, after which the connection still works.
         """
         try:
             sizes, pickled = pickle.loads(self._end.recv_bytes())
@@ -112,8 +112,8 @@ class Mailbox:
         block, begin = self._incoming.at_least(sum(sizes)), 0
         buffers = []
         for size in sizes:
-            # torch's memory is aligned. Some kernels round differently where it is not, and an
-            # engine must compute the same numbers in every process.
+            # Aligned, as torch's memory: some kernels round differently elsewhere, and an engine
+            # must compute the same numbers in every process.
             buffer = torch.empty(size, dtype=torch.uint8).numpy()
             buffer[:] = block[begin : begin + size]
             begin += size
@@ -121,12 +121,12 @@ class Mailbox:
         return pickle.loads(pickled, buffers=buffers)
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection, to wait on."""
+        """Return the connection's descriptor, to wait on."""
         return self._end.fileno()
 
     def disconnect(self) -> None:
-        """End the connection at both ends, and wake a thread that waits. Any thread may call it."""
-        # An OSError: the other end has disconnected already.
+        """End the connection at both ends, and wake a waiting thread. Thread-safe."""
+        # OSError: the other end has disconnected already.
         with suppress(OSError), socket.socket(fileno=os.dup(self._end.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
@@ -146,7 +146,7 @@ class _Pickler(pickle.Pickler):
             raw = np.ascontiguousarray(data.numpy(force=True))
             return _tensor, (pickle.PickleBuffer(raw.data), obj.dtype, tuple(obj.shape))
         if isinstance(obj, np.ndarray) and not obj.flags.forc:
-            # numpy would copy the bytes of an array that is not contiguous into the pickle.
+            # numpy would copy a non-contiguous array's bytes into the pickle.
             return np.ascontiguousarray(obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
 

@@ -1,4 +1,4 @@
-"""The function that an engine's process runs: build the engine, then serve calls one at a time."""
+"""The main function of an engine's process: build the engine, then serve calls one at a time."""
 
 import os
 import pickle
@@ -12,18 +12,18 @@ from qwen3_omni_neuron.engines.process.child import SentException, follow_parent
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
-LOOK_S = 0.25  # interval between two checks of an idle engine and its memory
+LOOK_S = 0.25  # interval between checks of an idle engine and its memory
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     """Serve until the other end disconnects.
 
-    connection, incoming, outgoing: descriptors of the socket and of the blocks of the mailbox.
-    parent: the process id of the other end.
+    connection, incoming, outgoing: descriptors of the socket and of the mailbox's blocks. parent:
+    process id of the other end.
     """
     follow_parent(parent)
     trim_early()
-    for descriptor in (connection, incoming, outgoing):  # they end with this process alone
+    for descriptor in (connection, incoming, outgoing):  # not inherited by its children
         os.set_inheritable(descriptor, False)
     mailbox = Mailbox(Connection(connection), SharedBlock(incoming), SharedBlock(outgoing))
     try:
@@ -49,7 +49,7 @@ def _serve(mailbox: Mailbox) -> None:
         while True:
             trim_output()
             while not poll.poll(1000 * LOOK_S):
-                # The error of an engine with processes of its own. A call raises it itself.
+                # An engine with processes of its own. A call would raise it itself.
                 if engine.fault is not None and (fault := engine.fault()) is not None:
                     raise fault
                 memory.look()
@@ -59,7 +59,7 @@ def _serve(mailbox: Mailbox) -> None:
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:
-    """Serve one request: call a method, or read an attribute if the arguments are None."""
+    """Serve one request: a method's call, or an attribute's value if the arguments are None."""
     try:
         name, arguments = mailbox.receive()
         attribute = getattr(engine, name)

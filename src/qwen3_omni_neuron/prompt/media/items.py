@@ -164,7 +164,7 @@ class MediaLoader:
         return VideoItem(visual, video.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], _where: str) -> Media:
-        """Return a stored turn's item, in the form of `Media.item`, unchanged."""
+        """Return a stored turn's item, in the form of `AudioItem.item` and others, unchanged."""
         if kind == "audio":
             return AudioItem(Clip(item["audio"], self._mel))
         if kind == "image":

@@ -169,7 +169,7 @@ def _powers_of(samples: Waveform) -> _Powers:
 def read_windows(
     audio: Mapping[str, Any], sound: GrowingWindows, where: str, warn: Warn = ignore
 ) -> Iterator[Window]:
-    """Read an audio item block by block into empty `sound`; yield its windows. Raises AudioError."""
+    """Read an audio item block by block into empty `sound`; yield windows. Raises AudioError."""
     for block in waveform_blocks(audio, SAMPLING_RATE, where, warn=warn):
         yield from sound.push(block)
     yield from sound.finish()
