@@ -100,3 +100,8 @@ def test_a_dialogue_with_a_tool(name, program, way, server) -> None:
 def test_a_dialogue_of_a_load_test_without_tools(way, server) -> None:
     made = made_by("evalscope", "evalscope_command", url_of(server), way)
     assert made == {"answers": ["six", "eight"], "replies": 3}
+
+
+@pytest.mark.parametrize("name", ("livekit", "pipecat"))
+def test_a_dialogue_by_responses_over_a_websocket(name, server) -> None:
+    assert made_by(name, f"{name}_responses", url_of(server)) == {"answers": ["six", "eight"]}
