@@ -1,1 +1,1 @@
-"""The side that faces the network: sockets, protocols, and the limits of requests."""
+"""Sockets, protocols, and limits of requests."""

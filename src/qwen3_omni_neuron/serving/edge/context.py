@@ -9,23 +9,22 @@ from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.serving.edge.quotas import Account, Place
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-SERVER_ERRORS = 500  # from this status on an error is not the client's
+SERVER_ERRORS = 500  # first HTTP status of the server's own errors
 MOST_REASON = 500  # characters of a refusal's message in the log
 BODY_COPIES = 3
-"""A body, the strings parsed from it, and its media's bytes are in memory at the same time."""
+"""A body, its parsed strings, and its media's bytes are in memory together."""
 
 
 @dataclass
 class Context:
     """State of one request from its headers to its last byte.
 
-    owner: name of the key or address that it comes from. session: settings with which a realtime
-    session begins, which a client secret names. origin: the page's origin, where it is of another
-    host and may read the answer. omni: the model, for a POST; it was ready when the headers had
-    arrived. account: bytes that it holds; absent for a path that needs no owner. place: its place
-    among the requests that the model works on. body: empty once it was released. param: name of the
-    field with the model's input. warnings: sentences about files that are not used whole, or not as
-    they are; in the header `x-warnings`. question, answer: texts, if the log has content.
+    owner: name of its key or address. session: initial settings of a realtime session, from a
+    client secret. origin: of a page on another host, if it may read the answer. omni: the model,
+    for a POST, ready when the headers arrived. account: bytes reserved; absent for a path without
+    an owner. place: among the requests that the model works on. body: empty once released. param:
+    field with the model's input. warnings: sentences about files that are used in part or
+    otherwise, for the header `x-warnings`. question, answer: texts, if the log has content.
     """
 
     request_id: str
@@ -49,13 +48,13 @@ class Context:
     answer: str | None = None
 
     def refused(self, refusal: ApiError) -> None:
-        """Record the error that the client gets."""
-        # Otherwise the request's frames, with parts of its body, would be in a cycle with it.
+        """Record the client's error."""
+        # Its frames, with parts of the body, would form a reference cycle.
         refusal.__traceback__ = refusal.__context__ = None
         self.error, self.refusal = refusal.code, refusal
 
     def release_body(self) -> None:
-        """Drop the body, which has been parsed."""
+        """Drop the parsed body."""
         self.account.release(BODY_COPIES * len(self.body))
         self.body = b""
 
@@ -96,7 +95,7 @@ class Context:
         }
 
     def _reason(self) -> dict[str, Any]:
-        """Return why the client's request was refused: the field, and the answer's message."""
+        """Return the refused field, and the answer's message."""
         if self.refusal is None or self.refusal.status >= SERVER_ERRORS:
             return {}
         return {"param": self.refusal.param, "reason": self.refusal.message[:MOST_REASON]}

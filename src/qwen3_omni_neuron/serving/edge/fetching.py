@@ -23,9 +23,8 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
 MOST_FETCHES = 8  # fetches at a time
-# Addresses that IANA's special-purpose registries don't call globally reachable, and multicast.
-# Some rows cover small ranges that are reachable, which serve no media. `ipaddress` has tables as
-# well, which differ from one version of Python to the next.
+# Addresses that IANA's special-purpose registries don't call globally reachable, and multicast;
+# some rows include small reachable ranges. Tables of `ipaddress` depend on Python's version.
 _NOT_PUBLIC_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -49,8 +48,8 @@ _NOT_PUBLIC_V4 = tuple(
         ),
     )
 )
-# Global unicast is this block; the rest is local, multicast, unassigned, or leads to an IPv4
-# address (::ffff:0:0/96, 64:ff9b::/96 of NAT64).
+# Global unicast; the rest is local, multicast, unassigned, or leads to an IPv4 address
+# (::ffff:0:0/96, 64:ff9b::/96 of NAT64).
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
     map(
@@ -66,7 +65,7 @@ _NOT_PUBLIC_V6 = tuple(
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host from the system's resolver."""
+    """Resolve a host by the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -77,7 +76,7 @@ def connect(address: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is on the public internet: not private, local or reserved."""
+    """Return whether an address is public: not private, local or reserved."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -90,9 +89,8 @@ def is_public(address: str) -> bool:
 class Fetcher:
     """Reader of media from URLs.
 
-    Each connection looks up the host's addresses once, checks them, and connects to a checked
-    address, so that a second look-up with another result changes nothing. A redirect is checked
-    like the first URL.
+    Each connection resolves the host once, checks its addresses, and connects to a checked one, so
+    that DNS rebinding has no effect. Redirects are checked like the first URL.
     """
 
     def __init__(
@@ -107,14 +105,14 @@ class Fetcher:
     async def fetch(self, url: str, where: str) -> bytes:
         """Return the content of a URL. Raises ApiError 400.
 
-        Each fetch has a thread of its own, which a silent name server may block beyond the
-        deadline: this delays neither the caller nor the end of the process. A fetch that gets no
-        place before its deadline is none.
+        Each fetch has a thread of its own, which a silent name server may block beyond the deadline
+        without delaying the caller or the end of the process. The deadline includes the wait for a
+        place.
         """
         self.check(url, where)
         end_s = time.monotonic() + self._timeout_s
         done: Future[bytes] = Future()
-        done.set_running_or_notify_cancel()  # the thread continues if the caller stops waiting
+        done.set_running_or_notify_cancel()  # the thread outlives a caller that stops waiting
 
         def run() -> None:
             try:
@@ -147,7 +145,7 @@ class Fetcher:
         raise _refused(where, f"its URL redirects more than {self._redirects} times")
 
     def check(self, url: str, where: str) -> SplitResult:
-        """Return the parts of a URL. Raises ApiError 400 for one that may not be read."""
+        """Return the parts of a URL. Raises ApiError 400 if it may not be read."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -166,7 +164,7 @@ class Fetcher:
         return parts
 
     def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str | None]:
-        """Return the content, and the target of a redirect or None."""
+        """Return the content, and a redirect's target or None."""
         host, port = parts.hostname or "", _PORTS[parts.scheme]
         try:
             addresses = list(self._resolve(host, port))
@@ -206,7 +204,7 @@ class Fetcher:
                     raise _refused(
                         where, f"it has more than {self._most_bytes} bytes", "media_too_large"
                     )
-            if response.length:  # the connection ended before the content was complete
+            if response.length:  # bytes missing when the connection ended
                 raise _refused(where, "its content is cut short")
             if time.monotonic() >= end_s:
                 raise TimeoutError
@@ -223,7 +221,7 @@ def _left(end_s: float) -> float:
 @contextlib.contextmanager
 def _ended_at(end_s: float, sock: socket.socket) -> Iterator[None]:
     """Shut a connection down at a deadline: a socket's timeout limits single reads only."""
-    # A duplicate, since a TLS connection takes over the socket itself.
+    # A TLS connection takes over the socket itself.
     with sock.dup() as other:
         watch = threading.Timer(_left(end_s), _shut_down, (other,))
         watch.daemon = True

@@ -1,4 +1,4 @@
-"""Parser of multipart/form-data bodies in memory: fields, and the bytes of files."""
+"""Parser of multipart/form-data bodies in memory."""
 
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -23,7 +23,7 @@ _IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # the gate limits the whole
 
 @dataclass(frozen=True)
 class Form:
-    """Fields by name, as a list if the name ends in [], and files by name."""
+    """Fields by name, lists if it ends in [], and files by name."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class Form:
 
 
 def read_form(body: bytes, content_type: str) -> Form:
-    """Parse a body. Raises ApiError 400 if it is cut short or malformed, or has too many parts.
+    """Parse a body, with one copy of its content, all in memory.
 
-    Its content is in memory at most once more: nothing is written to a file.
+    Raises ApiError 400 if it is cut short, malformed, or has too many parts.
     """
     form = Form()
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":

@@ -26,9 +26,9 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROBES = ("/health", "/ready")
-"""Paths that are answered to everybody, for any host name and any origin."""
+"""Paths open to everybody, for any host name and any origin."""
 OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
-"""Paths that need no key, count towards no rate and are answered while the server drains."""
+"""Paths without a key or a rate, answered even while the server drains."""
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *REALTIME_PATHS, *_WATCHED)
@@ -38,21 +38,20 @@ _WANTED_METHOD, _WANTED_HEADERS = (
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
-# Rounds of the event loop before an endpoint runs. In them the loop learns that a client has sent
-# its request and left: thousands of such requests may wait in the socket's backlog.
+# Rounds of the event loop before an endpoint runs: it learns that a client has left, of which the
+# socket's backlog may have thousands.
 _ROUNDS = 3
-# Reading at memory's speed takes the event loop whole. While another owner has requests, an owner's
-# body that is larger than a first part rests after each part of it: for all of its bodies together
-# that is a part, at most 256 KB, in each _REST_S.
+# Reading at memory's speed would block the event loop. While others have requests, each part of an
+# owner's large body, at most 256 KB, is followed by a rest, for all of its bodies together.
 _FIRST_BYTES, _REST_S = 1 << 18, 0.002
 
 
 class Gate:
     """ASGI middleware in front of the application.
 
-    It checks the key, then reads the whole body, within its limits. If the client leaves or the
-    request takes too long, it cancels the endpoint. Every answer gets a request id, the scope's
-    `request_id` if there is one, and a line in the log. For one event loop.
+    It checks the key, then reads the whole body, within its limits. It cancels the endpoint if the
+    client leaves or time is over. Every answer gets a request id, the scope's `request_id` if there
+    is one, and a line in the log. For one event loop.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -83,17 +82,17 @@ class Gate:
             elif scope["type"] == "websocket":
                 await self._open(scope, receive, send, context)
             else:
-                # Endpoints with GET answer HEAD, too: uvicorn, which knows, leaves out the body.
+                # GET endpoints answer HEAD, too: uvicorn leaves out the body.
                 asked = {**scope, "method": "GET"} if method == "HEAD" else scope
                 await self._run(asked, receive, answer, context)
-        except asyncio.CancelledError:  # the server ends without waiting for this request
+        except asyncio.CancelledError:  # the server ends without waiting
             context.error = "cancelled"
             message = "the server ended before it had answered. Send the request again."
             await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
             raise
         except Exception as error:
             releases.close()
-            if context.error is None:  # otherwise the application has answered it
+            if context.error is None:  # otherwise answered by the application
                 refusal = self._service.failed(error, context)
                 context.refused(refusal)
                 await answer.refuse(refusal)
@@ -106,7 +105,7 @@ class Gate:
             self._note(context)
 
     async def _open(self, scope: Scope, receive: Receive, send: Send, context: Context) -> None:
-        """Serve a socket until it ends. Each message counts until the next one is asked for."""
+        """Serve a socket until it ends. A message counts until the next one is requested."""
         if scope["path"] not in self._sockets:
             path = scope["path"][:200]
             message = f"there is no socket at {path!r}, only at {REALTIME} and {RESPONSES}."
@@ -117,7 +116,7 @@ class Gate:
             nonlocal held
             account.release(held)
             held = 0
-            await asyncio.sleep(0)  # where the next message is there already, others go first
+            await asyncio.sleep(0)  # if the next message is there already, let others go first
             message = await receive()
             size = BODY_COPIES * len(message.get("text") or message.get("bytes") or "")
             try:
@@ -136,8 +135,8 @@ class Gate:
     ) -> bool:
         """Check key, rate and state, and read the body. Raises ApiError.
 
-        releases: stack that frees the request's account and place at its end. Returns False for a
-        preflight request of a page that may use the server, which has no key.
+        releases: frees the request's account and place. Returns False for a preflight request of
+        an allowed page, which has no key.
         """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
@@ -171,11 +170,11 @@ class Gate:
         context.account = self._service.account_of_request(context.owner)
         releases.callback(context.account.close)
         if context.method == "POST":
-            # Once per request, since it waits for a lock that the stages take for every call.
+            # Once per request: it waits for a lock that the stages take in every call.
             context.omni = self._service.model.take()
             await self._read_body(headers, receive, context)
         if scope["type"] == "http" and self._service.model.omni is not None:
-            # After the body: a client that sends slowly must not keep others from the model.
+            # After the body: a slow sender must not keep others from the model.
             context.place = releases.enter_context(self._service.requests.place(context.owner))
         return True
 
@@ -184,7 +183,7 @@ class Gate:
     ) -> None:
         settings, parts = self._service.settings, list[bytes]()
         length = headers.get(b"content-length", b"0")
-        # Twenty digits are more than any limit; int() raises ValueError for thousands.
+        # No limit has 20 digits; int() raises ValueError for thousands.
         self._check_size(int(length.lstrip(b"0")[:20] or b"0") if length.isdigit() else 0)
 
         async def read() -> int:
@@ -218,7 +217,7 @@ class Gate:
                 "body_timeout",
             ) from None
         finally:
-            parts.clear()  # a refusal's frames would keep them until the next collection
+            parts.clear()  # a refusal's frames would keep them until a garbage collection
 
     async def _rest(self, owner: str) -> None:
         """Wait before the next part of a large body."""
@@ -243,7 +242,7 @@ class Gate:
     async def _run(
         self, scope: Scope, receive: Receive, answer: AnswerSender, context: Context
     ) -> None:
-        """Run the endpoint until it has answered, the client has left, or its time is over."""
+        """Run the endpoint until it has answered, the client has left, or time is over."""
 
         async def nothing_more() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
@@ -279,7 +278,7 @@ class Gate:
 
 
 def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
-    """Return the authorization header, or its substitute in a browser's WebSocket request."""
+    """Return the authorization header, or a browser's substitute for a WebSocket."""
     given = headers.get(b"authorization")
     if given is not None:
         return given
@@ -290,18 +289,18 @@ def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
 
 
 async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
-    """Wait until the client leaves, then cancel the endpoint."""
+    """Cancel the endpoint when the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     answering.cancel()
 
 
 class Sites:
-    """Check of the headers Host and Origin, in which a browser reports a page's true origin.
+    """Check of the headers Host and Origin, which browsers set truthfully.
 
-    Without keys any client may use the server. A page of any site can send requests to a server on
-    loopback through its visitor's browser, and read the answers after DNS rebinding of the page's
-    host name. So only known host names are accepted; an address can't be rebound.
+    Without keys any client may use the server, so a page of any site could send requests to
+    loopback through its visitor's browser, and read the answers after DNS rebinding. So only known
+    host names are accepted, and addresses, which can't be rebound.
     """
 
     def __init__(self, settings: ServerSettings):
@@ -310,9 +309,9 @@ class Sites:
         self._origins = settings.allowed_origins
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Refuse unknown host names, and pages of other hosts. Raises ApiError 403.
+        """Return the origin of an allowed page of another host, or None.
 
-        Returns the origin of a page of another host that is allowed.
+        Raises ApiError 403 for unknown host names, and pages of other hosts.
         """
         hosts, origins = list[str](), list[str]()
         for name, value in headers:
@@ -348,7 +347,7 @@ class Sites:
 
 
 def _host_of(origin: str) -> str | None:
-    """Return host and port of an origin; None for `null`, the origin of a page without a host."""
+    """Return an origin's host and port; None for `null`, the origin of a page without a host."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:

@@ -1,4 +1,4 @@
-"""API keys, the secrets that are made with them for realtime clients, and request rates."""
+"""API keys, client secrets signed with them, and request rates."""
 
 import binascii
 import hashlib
@@ -17,16 +17,16 @@ import pybase64
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-MOST_CALLERS = 10_000  # number of callers whose rate is stored
+MOST_CALLERS = 10_000  # callers whose rate is stored
 MOST_SECRET_BYTES = 4096
-"""Most bytes of a secret's session: in base64 it has to fit into one header of 8 KiB."""
-_SECRET = b"ek_"  # OpenAI's clients for browsers take no key that begins otherwise
+"""Upper bound of a secret's session: in base64 it must fit into a header of 8 KiB."""
+_SECRET = b"ek_"  # required by OpenAI's browser clients
 _SIGNED = b"client secret of a realtime session, version 1"
 _MAC_BYTES = 32
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Read keys from a file, one a line; # begins a comment. Raises OptionError if it has none."""
+    """Read keys from a file, one per line; # begins a comment. Raises OptionError if empty."""
     try:
         lines = map(str.strip, file.read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError) as error:
@@ -38,13 +38,13 @@ def read_keys(file: Path) -> tuple[str, ...]:
 
 
 class Keys:
-    """API keys that may use the server. Only their hashes are compared and used in names.
+    """API keys. Only their hashes are compared and used in names.
 
-    With a key client secrets are signed: each key has its own, so that they end with it.
+    Client secrets are signed with a key's own secret, so that they end with it.
     """
 
     def __init__(self, keys: Iterable[str]):
-        # The environment's variable may have bytes that are not UTF-8.
+        # An environment variable may have bytes that are not UTF-8.
         encoded = [key.encode(errors="surrogateescape") for key in keys]
         self._digests = [hashlib.sha256(key).digest() for key in encoded]
         self._signers = {
@@ -53,10 +53,10 @@ class Keys:
         } or {"": secrets.token_bytes(32)}  # without keys secrets end with the server
 
     def owner(self, authorization: bytes | None, address: str) -> str:
-        """Return a name for a request's sender, from its key or, without keys, its address.
+        """Return a name for a request's sender: of its key or, without keys, its address.
 
-        authorization: the header; a key beyond ASCII is in UTF-8. The comparison's time does not
-        depend on how much of a key is right. Raises ApiError 401.
+        authorization: the header; keys beyond ASCII are UTF-8. Takes constant time. Raises ApiError
+        401.
         """
         if not self._digests:
             return f"address {address}"
@@ -72,9 +72,9 @@ class Keys:
         return _owner_of(given)
 
     def secret(self, owner: str, session: dict[str, Any], expires_at: int) -> str:
-        """Return a secret that opens realtime sessions of an owner.
+        """Return a secret that opens an owner's realtime sessions. Raises ApiError.
 
-        session: settings with which these begin. expires_at: Unix seconds. Raises ApiError.
+        session: initial settings. expires_at: Unix seconds.
         """
         size = len(json.dumps(session, separators=(",", ":")))
         if size > MOST_SECRET_BYTES:
@@ -91,9 +91,9 @@ class Keys:
         return (_SECRET + pybase64.urlsafe_b64encode(signed).rstrip(b"=")).decode()
 
     def guest(self, authorization: bytes | None) -> tuple[str, dict[str, Any]] | None:
-        """Return the owner of a valid secret, "" without keys, and the settings of its sessions.
+        """Return a valid secret's owner, "" without keys, and session settings; else None.
 
-        None for another. authorization: as for `owner`. Every key is tried, in the same time.
+        authorization: as for `owner`. Every key is tried, in constant time.
         """
         scheme, _, secret = (authorization or b"").partition(b" ")
         secret = secret.strip()
@@ -112,24 +112,23 @@ class Keys:
         ]
         if not owners:
             return None
-        expires_at, session = json.loads(content)  # it was signed: it is as `secret` has made it
+        expires_at, session = json.loads(content)  # signed, so as `secret` wrote it
         return (owners[0], session) if time.time() < expires_at else None
 
 
 def _owner_of(digest: bytes) -> str:
-    """Return the name of a key, from its hash."""
     return f"key {digest.hex()[:12]}"
 
 
 class RequestRates:
-    """Token bucket of each caller's requests a minute. For one thread."""
+    """Token bucket of requests per minute for each caller. For one thread."""
 
     def __init__(self, per_minute: int | None, now: Callable[[], float] = time.monotonic):
         self._per_minute, self._now = per_minute, now
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def count(self, caller: str) -> None:
-        """Count a request. Raises ApiError 429 if the caller has made too many."""
+        """Count a request. Raises ApiError 429 beyond the rate."""
         if self._per_minute is None:
             return
         left, now = self._filled(caller, self._per_minute), self._now()
@@ -149,7 +148,7 @@ class RequestRates:
             )
 
     def left(self, caller: str) -> list[dict[str, Any]]:
-        """Return the rate limit in the format of OpenAI's API; an empty list without a limit."""
+        """Return the rate limit in OpenAI's format; an empty list without a limit."""
         most = self._per_minute
         if most is None:
             return []

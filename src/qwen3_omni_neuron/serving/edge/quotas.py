@@ -1,7 +1,4 @@
-"""Quotas of a resource, such as bytes in memory, in all and for one owner.
-
-An owner is an API key, or without keys an address: see `serving.edge.keys.Keys.owner`.
-"""
+"""Quotas of a resource, such as bytes in memory: in total, and per API key or address."""
 
 import threading
 import time
@@ -11,15 +8,14 @@ from contextlib import contextmanager
 
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 
-RECENT_S = 1.0  # an owner between two requests counts among the others for so long
+RECENT_S = 1.0  # an owner counts among the others for this long after a request
 
 
 class Quota:
-    """Amount of a resource that each owner has taken. A lock guards all fields.
+    """Amounts of a resource in use by owner. A lock guards all fields.
 
-    what: plural name of the resource. most: total amount; a function if it is known later. share:
-    fraction of the total that one owner may have. code, status: code of each refusal, and HTTP
-    status if the total is taken.
+    what: plural name of the resource. most: total amount, or a function of it. share: largest
+    fraction per owner. code, status: of refusals; status: if the total is used up.
     """
 
     def __init__(
@@ -29,11 +25,11 @@ class Quota:
         self._most = most if callable(most) else lambda: most
         self._lock = threading.Lock()
         self._by_owner: Counter[str] = Counter()
-        self._left_s: OrderedDict[str, float] = OrderedDict()  # owners who have nothing any more
+        self._left_s: OrderedDict[str, float] = OrderedDict()  # when owners released their last
         self.taken = 0
 
     def take(self, owner: str, amount: int = 1) -> None:
-        """Take an amount. Raises ApiError, and takes nothing, if it exceeds the total or share."""
+        """Take an amount. Raises ApiError, and takes nothing, beyond the total or share."""
         with self._lock:
             most, own = self._most(), self._by_owner[owner] + amount
             most_of_owner = max(1, int(most * self._share))
@@ -54,7 +50,7 @@ class Quota:
         )
 
     def add(self, owner: str, amount: int) -> None:
-        """Take an amount beyond any limit, for a resource that is already in use and must stay."""
+        """Take an amount beyond any limit, of a resource that must stay in use."""
         with self._lock:
             self._add(owner, amount)
 
@@ -69,13 +65,13 @@ class Quota:
                 self._forget_left()
 
     def has_others(self, owner: str) -> bool:
-        """Return whether an owner beside this one has taken anything, now or a moment ago."""
+        """Return whether another owner uses anything, or did a moment ago."""
         with self._lock:
             self._forget_left()
             return any(other != owner for other in (*self._by_owner, *self._left_s))
 
     def crowds(self, owner: str) -> bool:
-        """Return whether an owner has taken more than one while another one has any."""
+        """Return whether an owner has more than one while another one has any."""
         return self._by_owner[owner] > 1 and self.has_others(owner)
 
     def place(self, owner: str) -> "Place":
@@ -114,21 +110,21 @@ class Place:
 
 
 class Account:
-    """Bytes that one request or session holds, counted in the quota of all bytes.
+    """Bytes reserved by one request or session, also in the quota of all bytes.
 
-    Bytes are counted before they are held, in their decoded size. After `close` nothing can be
-    held. A lock guards all fields.
+    Decoded bytes are reserved before they are allocated. `close` ends this. A lock guards all
+    fields.
     """
 
     def __init__(self, quota: Quota, owner: str, most: int, refusal: Callable[[int], ApiError]):
-        """most: limit in bytes. refusal: returns the error for a request over it, by its bytes."""
+        """most: limit in bytes. refusal: returns the error for this many bytes."""
         self._quota, self._owner, self._most, self._refusal = quota, owner, most, refusal
         self._lock = threading.Lock()
         self._closed = False
         self.held = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes before they are held. Raises ApiError, and counts nothing, over a limit."""
+        """Reserve bytes. Raises ApiError, and reserves nothing, over a limit."""
         with self._lock:
             if self._closed:
                 raise ApiError(400, "the client left.", "client_left")
@@ -138,14 +134,14 @@ class Account:
             self.held += size
 
     def add(self, size: int) -> None:
-        """Count bytes that are held already, such as the text of a reply."""
+        """Count allocated bytes, such as the text of a reply."""
         with self._lock:
             if not self._closed:
                 self._quota.add(self._owner, size)
                 self.held += size
 
     def release(self, size: int) -> None:
-        """Count bytes as no longer held."""
+        """Release bytes."""
         with self._lock:
             if not self._closed:
                 self._quota.give_back(self._owner, size)
@@ -153,7 +149,7 @@ class Account:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Count bytes that are held for the time of a `with` block. Raises ApiError."""
+        """Reserve bytes for the time of a `with` block. Raises ApiError."""
         self.hold(size)
         try:
             yield

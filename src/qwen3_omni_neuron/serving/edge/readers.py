@@ -13,10 +13,9 @@ from qwen3_omni_neuron.prompt.pauses import PAUSE
 
 Result = TypeVar("Result")
 READERS = 4  # turns at a time
-_THREADS = 32  # with those of readers that wait in a pause
-_PIECE_S = 0.002  # time between two looks at whether another owner waits
-# Then the event loop and the stages, which take the interpreter lock for every call of the system,
-# have it to themselves.
+_THREADS = 32  # including those of paused readers
+_PIECE_S = 0.002  # between checks whether another owner waits
+# The event loop and the stages, which take the interpreter lock often, run undisturbed meanwhile.
 _REST_S = 0.004
 
 
@@ -25,12 +24,10 @@ class LeftError(Exception):
 
 
 class Readers:
-    """Threads that read requests, a few at a time.
+    """Threads that read requests, a few at a time. A lock guards all fields.
 
-    While another owner has requests, an owner has one of them, which rests between its pieces. What
-    takes long calls `pause` there: it ends if its client has left, and waits where another owner is
-    next.
-    A lock guards all fields.
+    While others have requests, an owner has one turn, which rests between its pieces. Long work
+    calls `pause`, which raises if its client has left, and waits while another owner is next.
     """
 
     def __init__(self, has_others: Callable[[str], bool]):
@@ -39,7 +36,7 @@ class Readers:
         self._pool = ThreadPoolExecutor(_THREADS, "serving")
         self._lock = threading.Lock()
         self._taken = Counter[str]()
-        # Owners that wait, in the order of their last turn.
+        # Waiting owners, in the order of their last turn.
         self._waiting: OrderedDict[str, deque[Future[None]]] = OrderedDict()
 
     async def run(self, owner: str, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -58,7 +55,7 @@ class Readers:
         left = threading.Event()
         try:
             future = self._pool.submit(self._call, owner, left, call, arguments)
-        except RuntimeError:  # the system has no thread to give; the pool keeps the call
+        except RuntimeError:  # no thread could be started; the pool keeps the call
             left.set()
             self._leave(owner)
             raise
@@ -72,7 +69,7 @@ class Readers:
 
     @contextmanager
     def turn(self, owner: str) -> Iterator[None]:
-        """Wait in this thread for a turn, and hold it for a block, which no pause ends."""
+        """Wait in this thread for a turn, which no pause of the block ends."""
         self._wait(owner).result()
         try:
             with self._pausing(owner, threading.Event()):
@@ -81,7 +78,7 @@ class Readers:
             self._leave(owner)
 
     def close(self) -> None:
-        """End the threads. One in a call without an end is left behind."""
+        """End the threads. Abandon one whose call hangs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _call(
@@ -141,7 +138,7 @@ class Readers:
             self._give()
 
     def _give(self) -> None:
-        """Give the free turns, one after the other, to those who wait."""
+        """Give the free turns to those who wait."""
         while self._taken.total() < READERS:
             owner = next(filter(self._may, self._waiting), None)
             if owner is None:

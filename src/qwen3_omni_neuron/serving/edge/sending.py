@@ -1,4 +1,4 @@
-"""Sending of the answer to one request, in pieces that wait for the client."""
+"""Sending of the answer to one request, at the client's pace."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from qwen3_omni_neuron.serving.service import Service
 PIECE_BYTES = 1 << 16
 """Largest part of an answer that is sent at a time."""
 WARNINGS = b"x-warnings"
-"""Header with sentences about files that are not used whole, or not as they are."""
+"""Header with sentences about files that are used in part or otherwise."""
 _RATES = "limit", "remaining", "reset"
 _EXPOSED = (
     b"openai-processing-ms, retry-after, x-finish-reason, x-ratelimit-limit-requests, "
@@ -23,24 +23,24 @@ _EXPOSED = (
 )
 _MOST_HEADER = 2000  # bytes of the header with warnings: clients refuse long ones
 WAITING_S = 15.0
-"""Time between two comments while the first event of a stream is awaited: proxies wait for 30 s."""
-_LAST_S = 1.0  # time to send an error
-_MORE = b" ..."  # end of a header that has not all of the warnings
+"""Interval of comments until a stream's first event: proxies wait for 30 s."""
+_LAST_S = 1.0  # to send an error
+_MORE = b" ..."  # end of a truncated header
 
 
 class AnswerSender:
     """Sender of the answer to one request. It adds the request id and records the status.
 
-    A large body counts as held bytes of its owner until its last piece has been sent. Each piece
-    waits until the connection's buffer has space. Cancelling the request ends its answer. A stream
-    of events that ends early says why in its last event.
+    A large body is reserved in its owner's account until it is sent. Each piece waits for space in
+    the connection's buffer. Cancelling the request ends its answer. A stream of events that ends
+    early says why in its last event.
     """
 
     def __init__(self, send: Send, service: Service, context: Context, kind: str):
         """kind: type of the request's scope, "http" or "websocket"."""
         self._send, self._service, self._context = send, service, context
         self._before = "" if kind == "http" else "websocket."
-        self._start: Message | None = None  # headers that wait for the beginning of their body
+        self._start: Message | None = None  # headers that wait for their body
         self._last_event: Callable[[ApiError], bytes] | None = None
         self._between = False  # True between two pieces of a stream: an event may follow
 
@@ -63,18 +63,18 @@ class AnswerSender:
         headers: Sequence[tuple[bytes, bytes]],
         last_event: Callable[[ApiError], bytes] | None,
     ) -> None:
-        """Send pieces as they are made. An error before the first one is raised.
+        """Send pieces as they arrive. An error before the first one is raised.
 
-        last_event: returns the event of an error after the first piece; None: the pieces are no
-        events. While the first event is awaited, a comment is sent every WAITING_S. A client that
-        reads slowly slows the generator, and with it the request.
+        last_event: returns the event of a later error; None: the pieces are no events. A comment is
+        sent every WAITING_S until the first event. A slow client slows the generator, and with it
+        the request.
         """
         async with aclosing(pieces):
             first = asyncio.ensure_future(anext(pieces))
             try:
                 await asyncio.wait([first], timeout=WAITING_S if last_event else None)
                 if first.done():
-                    first.result()  # raises an error, which still has a status
+                    first.result()  # raises an error, which can still have a status
                 self._start = {"type": "http.response.start", "status": 200, "headers": headers}
                 self._last_event = last_event
                 try:
@@ -96,10 +96,7 @@ class AnswerSender:
         await self._send_body(b"", False)
 
     async def permit(self, asked: bytes) -> None:
-        """Answer the preflight request of a browser whose page may use the server.
-
-        asked: names of the headers that the page's request will have.
-        """
+        """Answer a browser's preflight request. asked: names of the request's headers."""
         headers = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (b"access-control-allow-headers", asked),
@@ -111,8 +108,8 @@ class AnswerSender:
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error.
 
-        An answer that has already begun ends with it as an event, or is left cut short, visibly for
-        the client. One that does not read is not waited for.
+        An answer that has begun ends with it as an event, or visibly cut short. Don't wait for a
+        client that does not read.
         """
         with anyio.move_on_after(_LAST_S):
             await self._refuse(error)
@@ -133,7 +130,6 @@ class AnswerSender:
         await self.send({"type": f"{self._before}http.response.body", "body": body})
 
     async def _begin(self) -> None:
-        """Send the headers that wait."""
         start, self._start = self._start, None
         if start is None:
             return
@@ -159,9 +155,9 @@ class AnswerSender:
         await self._send({**start, "headers": [*headers, *own]})
 
     async def _send_whole(self, body: bytes, more: bool) -> None:
-        """Send a body that is in memory, and count it meanwhile.
+        """Send a body that is in memory, reserved meanwhile.
 
-        Beyond the limit of bytes an answer of the model is sent all the same; another is refused.
+        Beyond the limit of bytes a model's answer is sent all the same; others are refused.
         """
         account = getattr(self._context, "account", None)
         if account is None or len(body) <= PIECE_BYTES:
@@ -189,9 +185,9 @@ class AnswerSender:
 
 
 def _header_of(warnings: Sequence[str]) -> bytes:
-    """Return the warnings as a header's value: ASCII, with other characters escaped.
+    """Return the warnings as an ASCII header, other characters escaped.
 
-    If they are too long, it has the first whole sentences, and ends with " ...".
+    If too long, it has the first whole sentences, and ends with " ...".
     """
     value = " ".join(warnings).encode("ascii", "backslashreplace")
     if len(value) <= _MOST_HEADER:
