@@ -48,11 +48,7 @@ from qwen3_omni_neuron.options import (
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
-from qwen3_omni_neuron.prompt.messages import (
-    Conversation,
-    Truncation,
-    check_characters,
-)
+from qwen3_omni_neuron.prompt.messages import Conversation, Truncation, check_characters
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import NO_KEYS, Prompt, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file

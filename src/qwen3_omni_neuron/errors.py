@@ -205,7 +205,7 @@ REMOVED_FIELDS: dict[str, str] = {
 
 REMOVED_PATHS: dict[str, str] = {
     "/v1/audio/translations": "ask for a translation in a message with the sound, in "
-    "/v1/chat/completions.",
+    "/v1/chat/completions."
 }
 """Paths of the server."""
 

@@ -127,8 +127,7 @@ _ADAPTERS = list_of(
 )
 _IDS = list_of("token ids", _FROM_0.accepts, minItems=1)
 _TOKEN_IDS = ValueRange(
-    "a token id or a list of them",
-    lambda value: _FROM_0.accepts(value) or _IDS.accepts(value),
+    "a token id or a list of them", lambda value: _FROM_0.accepts(value) or _IDS.accepts(value)
 )
 _STRINGS = list_of(
     "at most 16 strings of 1 to 256 characters",
@@ -644,8 +643,7 @@ class LoadOptions:
         None, "cpu, neuron or torchneuron", shown="the compiled tree's, else cpu"
     )
     dtype: str = _load(
-        "auto",
-        "auto, or a dtype of the target; CPU: mixed, float32, int8, int4, bfloat16, float64",
+        "auto", "auto, or a dtype of the target; CPU: mixed, float32, int8, int4, bfloat16, float64"
     )
     max_concurrency: int | None = option(
         None, "concurrent requests", FROM_1, shown="the tree's, else 8"

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from qwen3_omni_neuron.checkpoint.adapters import (
-    Adapter,
-    AdapterPath,
-    adapters_digest,
-    unreadable,
-)
+from qwen3_omni_neuron.checkpoint.adapters import Adapter, AdapterPath, adapters_digest, unreadable
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.drawn import DRAWN_FILE, DrawnTensors
 from qwen3_omni_neuron.checkpoint.headers import (

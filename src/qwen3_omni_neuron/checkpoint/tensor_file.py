@@ -43,10 +43,7 @@ def layout_bytes(layout: Layout) -> int:
 
 
 def write_tensors(
-    path: Path,
-    layout: Layout,
-    tensors: Iterable[tuple[str, Tensor]],
-    instead: Layout = _NOTHING,
+    path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]], instead: Layout = _NOTHING
 ) -> None:
     """Write a new file of tensors in the layout's order. instead: see write_tensor_files.
 

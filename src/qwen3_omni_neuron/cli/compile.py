@@ -11,19 +11,10 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.inspect import MB, aligned, model_row
-from qwen3_omni_neuron.cli.model_arguments import (
-    add_checkpoint_argument,
-    add_option,
-    chosen_model,
-)
+from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, add_option, chosen_model
 from qwen3_omni_neuron.cli.parsing import add_examples
 from qwen3_omni_neuron.compilation.loading import DEFAULT_TARGET, find_target
-from qwen3_omni_neuron.compilation.plan import (
-    MODELS,
-    SETTINGS,
-    make_plan,
-    models_of,
-)
+from qwen3_omni_neuron.compilation.plan import MODELS, SETTINGS, make_plan, models_of
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS

@@ -24,10 +24,7 @@ class CpuVocoder:
     fault: Fault | None = None
 
     def __init__(
-        self,
-        calls: "Code2WavCalls",
-        slots: int,
-        chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
+        self, calls: "Code2WavCalls", slots: int, chunk_frames: tuple[int, ...] = CHUNK_FRAMES
     ):
         self.slots = slots
         self.chunk_frames, self.frames_at_once = chunk_frames, FRAMES_AT_ONCE

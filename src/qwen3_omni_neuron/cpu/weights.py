@@ -234,11 +234,7 @@ def _map_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _fill(
-    folder: Path,
-    parts: Mapping[str, Part],
-    forms: Forms,
-    widened: bool,
-    prefix: str = "",
+    folder: Path, parts: Mapping[str, Part], forms: Forms, widened: bool, prefix: str = ""
 ) -> list[Tensor]:
     """Fill parts' modules from a model's folder. Returns the tensors used.
 

@@ -9,12 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.protocols import (
-    DecoderSlots,
-    Fault,
-    Predictor,
-    PredictorSampling,
-)
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, Fault, Predictor, PredictorSampling
 from qwen3_omni_neuron.engines.thinker import DecoderEngine
 from qwen3_omni_neuron.errors import EngineError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -171,11 +166,7 @@ class TextRows:
     """
 
     def __init__(
-        self,
-        embedding: Tensor,
-        project: Callable[[Tensor], Tensor],
-        width: int,
-        dtype: torch.dtype,
+        self, embedding: Tensor, project: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype
     ):
         self._embedding, self._project = embedding, project
         self._rows = lazy_zeros((len(embedding), width), dtype)

@@ -42,11 +42,7 @@ class AudioEncoder(nn.Module):
         self.fc2 = nn.Linear(c.hidden_size, c.output_size)
 
     def forward(
-        self,
-        mel: Tensor,
-        valid: Tensor,
-        chunk_width: int | Tensor,
-        attend: Attend | None = None,
+        self, mel: Tensor, valid: Tensor, chunk_width: int | Tensor, attend: Attend | None = None
     ) -> Tensor:
         """Encode independent windows.
 
@@ -77,12 +73,7 @@ class AudioEncoder(nn.Module):
             x = _zero_from(x, width)
         return x.permute(0, 3, 1, 2).flatten(2)
 
-    def transform(
-        self,
-        convolved: Tensor,
-        valid: Tensor,
-        attend: Attend | None = None,
-    ) -> Tensor:
+    def transform(self, convolved: Tensor, valid: Tensor, attend: Attend | None = None) -> Tensor:
         """Apply the transformer to windows' outputs of `convolve`.
 
         convolved: [windows * chunks, 13, channels * mels / 8]. valid: bool [windows, 13 * chunks].

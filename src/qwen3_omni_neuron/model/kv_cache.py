@@ -155,12 +155,7 @@ def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def flushed(
-    segments: Segments,
-    recent: Tensor,
-    held: Tensor,
-    counts: Tensor,
-    source: Tensor,
-    target: Tensor,
+    segments: Segments, recent: Tensor, held: Tensor, counts: Tensor, source: Tensor, target: Tensor
 ) -> Segments:
     """Return the segments with each slot's recent rows written after its held positions.
 
@@ -242,12 +237,7 @@ class StepState:
     """
 
     def __init__(
-        self,
-        recent: Tensor,
-        segments: Segments,
-        slots: Tensor | None,
-        held: Tensor,
-        counts: Tensor,
+        self, recent: Tensor, segments: Segments, slots: Tensor | None, held: Tensor, counts: Tensor
     ):
         kind, device = held.dtype, held.device
         self._recent, self._slots, self._counts = recent, slots, counts

@@ -17,13 +17,7 @@ from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLon
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 from qwen3_omni_neuron.prompt.media.fields import ignore
-from qwen3_omni_neuron.prompt.media.items import (
-    AudioItem,
-    ImageItem,
-    Media,
-    MediaLoader,
-    VideoItem,
-)
+from qwen3_omni_neuron.prompt.media.items import AudioItem, ImageItem, Media, MediaLoader, VideoItem
 from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip, MelSettings, features
 from qwen3_omni_neuron.prompt.media.pixels import MediaSettings, PixelSettings
 from qwen3_omni_neuron.prompt.messages import (

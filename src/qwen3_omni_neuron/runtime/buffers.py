@@ -17,11 +17,7 @@ class TokenBuffer:
     """
 
     def __init__(
-        self,
-        changed: threading.Condition,
-        on_space: Callable[[], None],
-        eos_id: int,
-        pad_id: int,
+        self, changed: threading.Condition, on_space: Callable[[], None], eos_id: int, pad_id: int
     ):
         self._changed, self._on_space = changed, on_space
         self._eos_id, self._pad_id = eos_id, pad_id

@@ -21,13 +21,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
     printable,
 )
-from qwen3_omni_neuron.helpers.grammars import (
-    Admit,
-    CompiledGrammar,
-    GrammarPool,
-    admit_all,
-    wait,
-)
+from qwen3_omni_neuron.helpers.grammars import Admit, CompiledGrammar, GrammarPool, admit_all, wait
 from qwen3_omni_neuron.options import PreparedGrammar, RequestOptions, ToolChoice
 from qwen3_omni_neuron.runtime.stop_strings import (
     CALL,

@@ -199,9 +199,7 @@ class SchedulingPolicy:
 
 
 def turns(
-    waiting: Iterable[LiveRequest],
-    running: Iterable[LiveRequest],
-    served_s: Mapping[Owner, float],
+    waiting: Iterable[LiveRequest], running: Iterable[LiveRequest], served_s: Mapping[Owner, float]
 ) -> Callable[[LiveRequest], tuple[int, float]]:
     """Return the sort key of waiting requests: rule 3.
 

@@ -121,11 +121,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
     _engine: Thinker
 
     def __init__(
-        self,
-        engine: Thinker,
-        sample_ids: SampleIds,
-        shared: Shared,
-        policy: SchedulingPolicy,
+        self, engine: Thinker, sample_ids: SampleIds, shared: Shared, policy: SchedulingPolicy
     ):
         super().__init__("thinker", engine, shared, policy)
         self._sample_ids = sample_ids

@@ -14,11 +14,7 @@ from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import EngineError
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
-from qwen3_omni_neuron.runtime.request import (
-    RECENT_FRAMES,
-    LiveRequest,
-    frame_pace,
-)
+from qwen3_omni_neuron.runtime.request import RECENT_FRAMES, LiveRequest, frame_pace
 from qwen3_omni_neuron.runtime.runaway import Runaway, RunawayGuard
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -175,11 +171,7 @@ class VocoderStage(Stage[VocoderTask]):
         return kept
 
     def _put(
-        self,
-        task: VocoderTask,
-        samples: NDArray[np.float32],
-        runaway: Runaway | None,
-        now: float,
+        self, task: VocoderTask, samples: NDArray[np.float32], runaway: Runaway | None, now: float
     ) -> None:
         """Pass a chunk, or its kept part, to the caller. The lock is held."""
         live = task.live

@@ -210,10 +210,7 @@ def _thinker_results(thinker: Any, config: OmniConfig, prompt: Prompt, given: Ar
     media = thinker.media.encode(prompt)
     if media is None:
         width, levels = c.text.hidden_size, 1 + len(c.vision.deepstack_layers)
-        found: Arrays = {
-            "audio": np.empty((0, width)),
-            "vision": np.empty((levels, 0, width)),
-        }
+        found: Arrays = {"audio": np.empty((0, width)), "vision": np.empty((levels, 0, width))}
     else:
         is_audio = prompt.token_ids[media.filled] == c.audio_token_id
         visual = torch.cat((media.rows[~is_audio][None], media.deepstack))

@@ -79,11 +79,7 @@ class Weights:
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
         groups: Groups | None = getattr(owner, f"{name}_groups", None)
         out, into = shape[-2:]
-        fields = {
-            "bias": ffi.NULL if bias is None else self(bias, out),
-            "into": into,
-            "out": out,
-        }
+        fields = {"bias": ffi.NULL if bias is None else self(bias, out), "into": into, "out": out}
         if groups is not None:
             return fields | {
                 "panels": self(packed, *grouped_shape(shape, groups), dtype=torch.uint8),

@@ -8,10 +8,7 @@ from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import Library
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
-from qwen3_omni_neuron.cpu.native.encoder_layers import (
-    use_native_layers,
-    use_native_linears,
-)
+from qwen3_omni_neuron.cpu.native.encoder_layers import use_native_layers, use_native_linears
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSlots, NativeThinkerSlots
 from qwen3_omni_neuron.cpu.native.talker import NativeTalker
@@ -86,12 +83,7 @@ def _talker(models: Models, spec: EngineSpec, library: Library) -> NativeTalker:
     for projection in (models.text_projection, models.hidden_projection):
         use_native_linears(projection, library, threads)
     slots = NativeSlots(
-        c.text,
-        models.talker,
-        plan.max_concurrency,
-        plan.talker_context_length,
-        library,
-        threads,
+        c.text, models.talker, plan.max_concurrency, plan.talker_context_length, library, threads
     )
     return NativeTalker(
         spec.config,

@@ -92,11 +92,7 @@ class EngineGroup:
             logger.info("%s is ready after %.1f s", process.label, seconds)
 
     def call(
-        self,
-        method: str,
-        *arguments: object,
-        limit_s: float = math.inf,
-        members: int | None = None,
+        self, method: str, *arguments: object, limit_s: float = math.inf, members: int | None = None
     ) -> Any:
         """Call a method of every engine. Threads' calls run one after the other.
 

@@ -19,12 +19,7 @@ from qwen3_omni_neuron.compilation.plan import (
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron import cores
-from qwen3_omni_neuron.neuron.graphs.all import (
-    PARTS,
-    all_graphs,
-    predictor_types,
-    static_models,
-)
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, predictor_types, static_models
 from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 

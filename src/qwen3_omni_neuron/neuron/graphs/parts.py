@@ -153,10 +153,7 @@ def _predict(
 
 
 def _decode(
-    owner: nn.Module,
-    inputs: tuple[Tensor, ...],
-    state: State,
-    shapes: Sequence[tuple[int, ...]],
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, shapes: Sequence[tuple[int, ...]]
 ) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
     codes, slots, position = inputs

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.errors import (
-    ArtifactError,
-    CompileError,
-    Qwen3OmniError,
-)
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, Qwen3OmniError
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE, DecoderSpec, Inputs, Outputs

@@ -13,9 +13,7 @@ from qwen3_omni_neuron.errors import ArtifactError, OptionError
 
 # TorchNeuron v2.33.0's own compiler flags for every graph. Its NEFF cache identifies a graph by its
 # flags: they are in a tree's manifest beside the versions, and the level in its plan.
-COMPILER_FLAGS: Mapping[str, str] = {
-    "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
-}
+COMPILER_FLAGS: Mapping[str, str] = {"NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none"}
 OPT_LEVEL = "NEURON_COMPILER_OPT_LEVEL"
 # A graph that fails must raise: on the CPU, it would falsify benchmarks.
 SETTINGS: Mapping[str, str] = {

@@ -31,13 +31,7 @@ DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 class CompiledGraph:
     """A graph over its part's module, compiled at its first call."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        owner: nn.Module,
-        weights: Weights,
-        device: torch.device,
-    ):
+    def __init__(self, graph: Graph, owner: nn.Module, weights: Weights, device: torch.device):
         """owner: module whose parameters and buffers `weights` replaces."""
         specs = (*graph.inputs, *graph.outputs, *graph.state)
         # Graphs of one kind are one NEFF, as the two projections: weights are inputs.
@@ -204,11 +198,7 @@ class PartGraphs:
     """One part's compiled graphs at one rank."""
 
     def __init__(
-        self,
-        spec: PartSpec,
-        device: torch.device,
-        folder: Path | None = None,
-        rank: int = 0,
+        self, spec: PartSpec, device: torch.device, folder: Path | None = None, rank: int = 0
     ):
         """Put weights and state on the device, without a compile.
 
@@ -235,11 +225,7 @@ class PartGraphs:
         """Return what graphs of one NEFF have in common."""
         return self._graphs[label].kind
 
-    def run(
-        self,
-        label: str,
-        inputs: Mapping[str, Tensor],
-    ) -> tuple[Tensor, ...]:
+    def run(self, label: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run one graph, as neuron.part.Run does."""
         state = self._state[: self._taken[label]]
         return self._graphs[label](inputs, state)

@@ -362,12 +362,7 @@ def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sa
 
 
 def _read_frames(
-    source: Source,
-    where: str,
-    timeline: Timeline,
-    chosen: list[int],
-    fit: Fit,
-    threads: int,
+    source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
 ) -> "_KeptFrames":
     """Decode the frame shown at each chosen tick, without storing others."""
     with opened(source, where, "video") as container:

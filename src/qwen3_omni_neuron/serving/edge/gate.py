@@ -260,9 +260,7 @@ class Gate:
             return
         if not leaving.done():
             raise ApiError(
-                504,
-                f"no answer within {timeout_s:g} s. Ask for less.",
-                "request_timeout",
+                504, f"no answer within {timeout_s:g} s. Ask for less.", "request_timeout"
             )
         context.error = "client_left"
 

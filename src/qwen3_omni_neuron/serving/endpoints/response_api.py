@@ -176,10 +176,7 @@ def _read(
 
 
 def _page(
-    turns: Sequence[KeptResponse],
-    query: requests.ItemsQuery,
-    service: Service,
-    context: Context,
+    turns: Sequence[KeptResponse], query: requests.ItemsQuery, service: Service, context: Context
 ) -> bytes:
     """Return a page of the items of a conversation, without the last output.
 

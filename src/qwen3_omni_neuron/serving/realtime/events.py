@@ -13,12 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Send
 
 from qwen3_omni_neuron.serving.edge.context import Context
-from qwen3_omni_neuron.serving.openai.bodies import (
-    ClientObject,
-    OneOf,
-    read_json,
-    refused_field,
-)
+from qwen3_omni_neuron.serving.openai.bodies import ClientObject, OneOf, read_json, refused_field
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.openai.fields import ITEM, names_in
 from qwen3_omni_neuron.serving.openai.reply import new_id

@@ -27,12 +27,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     codec_of,
     encoded_sound,
 )
-from qwen3_omni_neuron.serving.realtime.events import (
-    CallItem,
-    ClientGoneError,
-    Connection,
-    Json,
-)
+from qwen3_omni_neuron.serving.realtime.events import CallItem, ClientGoneError, Connection, Json
 from qwen3_omni_neuron.serving.realtime.items import (
     ConversationItems,
     draft_of,

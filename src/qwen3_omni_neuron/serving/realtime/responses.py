@@ -30,12 +30,7 @@ StartedReply = tuple[ReplyStream, str | None]
 class Responses:
     """Responses of one session. draining: none is started any more, as the server ends."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        items: ConversationItems,
-        input_buffer: InputBuffer,
-    ):
+    def __init__(self, connection: Connection, items: ConversationItems, input_buffer: InputBuffer):
         self._connection, self._items, self._input = connection, items, input_buffer
         self.draining = False
         self._last: Response | None = None

@@ -38,8 +38,7 @@ MOST_NAMED = 8  # MCP servers that an error names
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[
-    Annotated[int, Field(ge=1, le=4096)] | Literal["inf"],
-    OneOf("an integer from 1 to 4096 or inf"),
+    Annotated[int, Field(ge=1, le=4096)] | Literal["inf"], OneOf("an integer from 1 to 4096 or inf")
 ]
 
 
