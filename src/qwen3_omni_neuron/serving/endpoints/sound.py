@@ -35,6 +35,7 @@ _CONTAINER = {
     "page_duration": "20000",  # Ogg: microseconds; one packet a page
     "id3v2_version": "0",  # MP3: no tag before the sound
 }
+_AAC_FRAME = 1024  # samples
 _SLOWEST_TEMPO = 0.5  # lower limit of one atempo filter
 _TEMPO_END_S = 0.25
 
@@ -61,6 +62,8 @@ class SoundEncoder:
             self._stream: Any = self._container.add_stream(
                 codec, SAMPLE_RATE, options, layout="mono"
             )
+            if sound_format == "aac":  # so that the first chunk suffices for its first frame
+                self.push(np.zeros(_AAC_FRAME, np.float32))
         elif self._wav and not whole:
             self._ready.append(wav_header(SAMPLE_RATE))
 
