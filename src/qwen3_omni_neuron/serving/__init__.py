@@ -1,8 +1,7 @@
 """HTTP server with OpenAI's API, built on the package's public API alone.
 
-`serving.endpoints` has a module for each endpoint, `serving.page` the page for conversations, and
-`serving.reference` that of all endpoints; `serving.app` combines them. `serving.edge` faces the
-network: its `gate` handles every request first and checks keys and limits. `serving.openai` has the
-shapes of bodies, and `serving.kept` what later requests may name. `serving.server` runs the event
-loop, loads the model and ends it. Nothing here uses engines.
+`endpoints` has a module for each endpoint, `page` the page for conversations, `reference` that of
+all endpoints; `app` combines them. `edge` faces the network: its `gate` checks keys and limits of
+every request first. `openai` has the shapes of bodies, `kept` objects that later requests may name.
+`server` runs the event loop, loads the model and ends it.
 """

@@ -39,18 +39,18 @@ BODIES = (ChatRequest, ResponseRequest, CompletionRequest, SpeechRequest, Client
 
 
 class _Application(FastAPI):
-    """FastAPI for routes and their document: `serving` itself reads bodies and makes errors."""
+    """FastAPI for routes and their document: `serving` itself reads bodies and reports errors."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document, with schemas and examples of the bodies that the endpoints read.
+        """Return the document, with schemas and examples of bodies, in some 0.2 s.
 
-        Made anew by each call, in some 0.2 s: what is kept would be seen before it is complete.
+        Not stored: another thread would see it before it is complete.
         """
         made = get_openapi(title=self.title, version=self.version, routes=self.routes)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         for body in BODIES:
             schemas.update(schemas_of(body))
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's, which no answer has
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's, unused
             schemas.pop(name, None)
         for path, methods in made["paths"].items():
             for operation in methods.values():
@@ -61,8 +61,8 @@ class _Application(FastAPI):
 
 
 def make_app(service: Service) -> Gate:
-    """Make the application of one server."""
-    # Without FastAPI's path of the document, which makes it on the event loop.
+    """Return the application of one server."""
+    # FastAPI's path would build the document on the event loop.
     app = _Application(title="qwen3-omni-neuron", version=__version__, openapi_url=None)
     app.state.service = service
     for endpoint in (*ENDPOINTS, page_router(), reference_router(app.openapi)):
@@ -76,7 +76,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     headers: dict[str, str] = {}
-    if isinstance(error, HTTPException):  # no endpoint has this path or method
+    if isinstance(error, HTTPException):  # unknown path or method
         path = request.url.path
         message = f"{context.method} {path[:200]}: {error.detail}."
         if error.status_code == 404:

@@ -1,4 +1,4 @@
-"""Memory of a server for later requests of the same owner: responses, and spoken replies."""
+"""Memory for later requests of the same owner: responses, and spoken replies."""
 
 import threading
 import time
@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # Python objects of a response, and of an item
-MOST_CHARACTERS = 4 << 20  # total of the transcripts of spoken replies
+_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # Python objects per response, and per item
+MOST_CHARACTERS = 4 << 20  # in all transcripts of spoken replies
 Value = TypeVar("Value")
 
 
 @dataclass
 class _Entry(Generic[Value]):
-    """Value that is kept. others: further names of it. until: time of its expiry."""
+    """Stored value. others: its other names. until: expiry."""
 
     value: Value
     size: int
@@ -29,10 +29,9 @@ class _Entry(Generic[Value]):
 class Kept(Generic[Value]):
     """Memory by owner and name, limited in bytes, in number and in time.
 
-    An owner may have a share of the bytes and of the number. What is too much takes the place of
-    what was not used for the longest time: first of the same owner, then of any. All bytes count
-    towards the quota of requests and sessions, too, where there is one; what does not fit there is
-    not kept. A lock guards all fields.
+    An owner has at most a share of bytes and number. A new value evicts the least recently used:
+    first of its owner, then of any. All bytes also count in the quota of requests and sessions, if
+    any; a value beyond it is not stored. A lock guards all fields.
     """
 
     def __init__(
@@ -44,18 +43,18 @@ class Kept(Generic[Value]):
         held: Quota | None = None,
         now: Callable[[], float] = time.monotonic,
     ):
-        """share: fraction that one owner may have. held: quota of all bytes."""
+        """share: largest fraction per owner. held: quota of all bytes."""
         self._most, self._most_bytes, self._share = most, most_bytes, share
         self._seconds, self._held, self._now = seconds, held, now
         self._lock = threading.RLock()
-        # In the order of their last use, which is that of their expiry.
+        # In the order of last use, and so of expiry.
         self._kept: OrderedDict[tuple[str, str], _Entry[Value]] = OrderedDict()
         self._named: dict[tuple[str, str], str] = {}  # by owner and other name
         self._bytes, self._number = Counter[str](), Counter[str]()
 
     @property
     def largest(self) -> int:
-        """Most bytes of one value."""
+        """Upper bound of one value's bytes."""
         return int(self._most_bytes * self._share)
 
     @property
@@ -66,7 +65,7 @@ class Kept(Generic[Value]):
     def add(
         self, owner: str, name: str, value: Value, size: int, others: Iterable[str] = ()
     ) -> None:
-        """Keep a value for an owner, unless there is no room. others: further names of it."""
+        """Store a value for an owner, if it fits. others: its other names."""
         with self._lock:
             self._expire()
             if size > self.largest:
@@ -92,14 +91,14 @@ class Kept(Generic[Value]):
             self._number[owner] += 1
 
     def get(self, owner: str, name: str) -> Value | None:
-        """Return a value by one of its names; None if it is not kept, or for another owner."""
+        """Return a value by one of its names; None if unknown, or of another owner."""
         with self._lock:
             self._expire()
             entry = self._kept.get((owner, self._named.get((owner, name), name)))
             return None if entry is None else entry.value
 
     def use(self, owner: str, name: str) -> Value | None:
-        """Return a value as `get` does, and keep it for as long as a new one."""
+        """Return a value as `get` does, and restart its retention."""
         with self._lock:
             self._expire()
             entry = self._kept.get((owner, name))
@@ -110,7 +109,7 @@ class Kept(Generic[Value]):
             return entry.value
 
     def delete(self, owner: str, name: str) -> bool:
-        """Forget a value. Returns whether it was kept for this owner."""
+        """Delete a value. Returns whether this owner had it."""
         with self._lock:
             self._expire()
             if (owner, name) not in self._kept:
@@ -140,11 +139,10 @@ class Kept(Generic[Value]):
 
 @dataclass(frozen=True)
 class KeptResponse:
-    """One complete response.
+    """One complete response, each part as JSON.
 
-    body: the response, in JSON. previous: id of the response that it continues. input, output:
-    items of its own input and of its output by their ids, each in JSON. listed: the input as a list
-    of the conversation's items has it, with what is new in it alone, by ids of their own.
+    previous: id of the response that it continues. input, output: its own items by id. listed: its
+    new input items as a list of the conversation has them, by ids of their own.
     """
 
     body: bytes
@@ -162,25 +160,25 @@ class KeptResponse:
 
 
 class KeptResponses(Kept[KeptResponse]):
-    """Responses that a later turn may refer to by their ids, or by those of their items.
+    """Responses that a later turn may name by their ids, or by those of their items.
 
-    A turn uses all responses before it, so that a conversation that goes on is kept whole.
+    A turn uses all responses before it, so that a continued conversation stays whole.
     """
 
     def keep(self, owner: str, response_id: str, response: KeptResponse) -> None:
-        """Keep a response for an owner, unless there is no room."""
+        """Store a response for an owner, if it fits."""
         self.add(owner, response_id, response, response.size, response.output)
 
     def conversation(self, owner: str, response_id: str) -> list[KeptResponse] | None:
-        """Return the responses of a conversation up to one, the first one first.
+        """Return the responses of a conversation up to one, in order.
 
-        None if one of them is not kept, or for another owner.
+        None if one of them is unknown, or of another owner.
         """
         turns = list[KeptResponse]()
         with self._lock:
             name: str | None = response_id
             while name is not None:
-                # Last used is the first response, so that a conversation loses its end first.
+                # The first response is used last, so that a conversation loses its end first.
                 found = self.use(owner, name)
                 if found is None:
                     return None
@@ -189,20 +187,20 @@ class KeptResponses(Kept[KeptResponse]):
         return turns[::-1]
 
     def item(self, owner: str, item_id: str) -> bytes | None:
-        """Return an item of a response in JSON; None if it is not kept, or for another owner."""
+        """Return a response's item in JSON; None if unknown, or of another owner."""
         found = self.get(owner, item_id)
         return None if found is None else found.output.get(item_id)
 
 
 class LastResponse:
-    """Last response of one socket, with the turns before it: `store: false` keeps it here alone."""
+    """Last response of one socket, with the turns before it: `store: false` stores it only here."""
 
     def __init__(self, account: Account):
         self._account, self._id = account, ""
         self._turns: list[KeptResponse] = []
 
     def keep(self, response_id: str, turns: list[KeptResponse]) -> None:
-        """Keep a response, the last of its conversation's turns, unless there is no room."""
+        """Store a response, the last of its conversation's turns, if it fits."""
         self._account.release(self._account.held)
         self._id, self._turns = "", []
         with suppress(ApiError):
@@ -215,19 +213,16 @@ class LastResponse:
 
 
 class SpokenReplies(Kept[str]):
-    """Transcripts of spoken replies, which a later turn may refer to by the id of their audio.
-
-    The audio is not kept: the model gets only the text of its earlier speech.
-    """
+    """Transcripts of spoken replies by their audio's id: the model reads only the text."""
 
     def __init__(self, most: int, seconds: float, share: float):
-        """share: fraction of the number and of all characters that one owner may have."""
+        """share: largest fraction of replies and characters per owner."""
         super().__init__(most, seconds, MOST_CHARACTERS, share)
 
     def named(self, completion_id: str) -> tuple[str, int]:
-        """Return a new reply's id, from its completion's, and its time of expiry since 1970."""
+        """Return a new reply's id, from its completion's, and its expiry in Unix seconds."""
         return f"audio_{completion_id.removeprefix('chatcmpl-')}", int(time.time() + self._seconds)
 
     def keep(self, audio_id: str, owner: str, transcript: str) -> None:
-        """Keep the transcript of a complete reply. owner: the only owner who may refer to it."""
+        """Store a complete reply's transcript for `owner` alone."""
         self.add(owner, audio_id, transcript, len(transcript))

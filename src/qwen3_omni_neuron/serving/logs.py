@@ -1,6 +1,6 @@
-"""The server's log on stderr: a line per event, in JSON or for a terminal's reader.
+"""The server's log on stderr: a line per event, in JSON or for people.
 
-It has texts of requests and replies only if they are asked for.
+Texts of requests and replies are logged only on request.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ logger = logging.getLogger("qwen3_omni_neuron.serving")
 LogFormat = Literal["auto", "human", "json"]
 _PLAIN = frozenset(vars(logging.makeLogRecord({})))
 _NOT_FIELDS = _PLAIN | {"message", "color_message"}
-# A value of other characters is quoted: a client's text can't look like further fields.
+# Other values are quoted: a client's text can't look like further fields.
 _BARE = re.compile(r"[^\s\"=]+")
 _INDENT = "    "
-# The messages of uvicorn and websockets, without their values: refused sockets, and text that is
-# not UTF-8, which closes its socket with 1007.
+# Messages of uvicorn and websockets: refused sockets, and text that is not UTF-8.
 _OF_SOCKETS = re.compile(
     r'%s - "WebSocket %s" (403|%d)|connection rejected \(%d %s\)'
     r"|ASGI callable returned without completing handshake\."
@@ -31,7 +30,7 @@ class JsonFormatter(logging.Formatter):
     """Formatter of a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with escapes for what is not printable."""
+        """Return the line, with unprintable characters escaped."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -45,14 +44,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """Formatter of a log record as a line that begins with what a person looks for.
+    """Formatter of a log record as a line for people.
 
-    A request's line has its status, method, path and time first, and why it was refused last. A
-    traceback follows on lines of its own, each indented, so that no text in it looks like an event.
+    A request's line begins with status, method, path and time, and ends with the reason of a
+    refusal. Lines of a traceback are indented, so that no text in it looks like an event.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with escapes for what is not printable."""
+        """Return the line, with unprintable characters escaped."""
         fields = {name: v for name, v in _fields_of(record).items() if v is not None}
         words = [time.strftime("%H:%M:%S", time.localtime(record.created))]
         if record.levelno >= logging.WARNING:
@@ -61,7 +60,7 @@ class HumanFormatter(logging.Formatter):
         reason = None
         if event == "request":
             if fields.get("error") == "client_left":
-                fields["status"] = "left"  # as in the metrics: nobody has got a status
+                fields["status"] = "left"  # as in the metrics: the client left
             words += [_shown(fields.pop(name)) for name in ("status", "method", "path")]
             words.append(f"{fields.pop('seconds')} s")
             reason = fields.pop("reason", None)
@@ -78,7 +77,7 @@ class HumanFormatter(logging.Formatter):
 def log_to_stderr(level: str, form: LogFormat = "json") -> None:
     """Write the log of this package and of uvicorn to stderr.
 
-    form: "auto" is for people where stderr is a terminal, else JSON.
+    form: "auto": for people if stderr is a terminal, else JSON.
     """
     handler = logging.StreamHandler(sys.stderr)
     human = sys.stderr.isatty() if form == "auto" else form == "human"
@@ -88,16 +87,16 @@ def log_to_stderr(level: str, form: LogFormat = "json") -> None:
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
         log.setLevel(level.upper())
-    # The gate logs each request instead, with its id.
+    # The gate logs each request, with its id.
     logging.getLogger("uvicorn.access").disabled = True
-    # It quotes what a client has sent; the client gets the error that it raises.
+    # It quotes clients' data; the client gets the error that it raises.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for what uvicorn logs of a request beside the gate's line, with its id.
+    """Return False for uvicorn's records that repeat the gate's line.
 
-    That is the traceback of one that the server's end has cancelled, and what ends a WebSocket.
+    These are tracebacks of requests that the server's end cancelled, and ends of WebSockets.
     """
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
@@ -114,7 +113,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """Return a field's value, quoted if its end would not be clear."""
+    """Return a field's value, quoted if its end would be unclear."""
     text = str(value) if isinstance(value, str | int | float) else _json(value)
     return text if _BARE.fullmatch(text) else _json(text)
 
@@ -124,9 +123,9 @@ def _json(value: Any) -> str:
 
 
 def _printable(line: str) -> str:
-    """Return a line with escapes for what is not printable.
+    """Return a line with unprintable characters escaped.
 
-    Control characters and bidirectional overrides of a stranger would change what a terminal shows;
+    A stranger's control characters and bidirectional overrides would change what a terminal shows;
     a lone surrogate can't be written.
     """
     if line.isprintable():

@@ -15,7 +15,7 @@ _PREFIX = "qwen3_omni_"
 
 
 class Metrics:
-    """Counters and histograms of one server, in a registry of their own."""
+    """Counters and histograms of one server, in their own registry."""
 
     def __init__(self, model: ServedModel):
         self.registry = registry = CollectorRegistry()
@@ -59,7 +59,7 @@ class Metrics:
         if result.talker_finish_reason == "runaway":
             self._runaway.inc()
         self._queued.observe(timings.queued_s)
-        if timings.prompt_tokens:  # otherwise the request gave the text
+        if timings.prompt_tokens:  # else the request passed the text
             self._ttft.observe(timings.ttft_s)
             self._tokens.labels("reused").inc(timings.reused_tokens)
         if timings.ttfb_s is not None:

@@ -18,24 +18,23 @@ from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
-FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
-CLOSE_S = 10.0  # time for the model's threads and processes to end
-SWITCH_S = 0.0002  # a reply's threads wait so long for one that reads another request
+FAILED_DRAIN_S = 5.0  # a dead model's requests end at once
+CLOSE_S = 10.0  # for the model's threads and processes to end
+SWITCH_S = 0.0002  # longest wait of a reply's threads for one that reads another request
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 class ServedModel:
-    """A model, which may still be loading.
+    """A model, which may still be loading. Only the event loop changes the fields.
 
-    stall_timeout_s: time limit of one call of an engine. on_failure: called once, in the event
-    loop, when a process or thread of the model has died. Only the event loop's thread changes the
-    fields.
+    stall_timeout_s: limit of one engine call. on_failure: called once, in the event loop, when a
+    process or thread of the model has died.
     """
 
     def __init__(self, name: str, stall_timeout_s: float):
         self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
-        self.most_requests = 0  # maximum number that run or wait at a time
+        self.most_requests = 0  # upper bound of running and waiting requests
         self.on_failure: Callable[[], None] | None = None
         self._state: State = "loading"
         self._stall_timeout_s = stall_timeout_s
@@ -46,15 +45,15 @@ class ServedModel:
     def state(self) -> State:
         """State of the model.
 
-        "loading" until `loaded`; "stalled" while a stage's call of its engine takes too long;
-        "draining" once no new request is taken; "failed" once a process or thread of the model has
-        died: only a restart of the server helps.
+        "loading" until `loaded`; "stalled" while an engine call takes too long; "draining" once new
+        requests are refused; "failed" once a process or thread of the model has died: only a
+        restart of the server helps.
         """
         return "stalled" if self._state == "ready" and self._stall() else self._state
 
     @property
     def ending(self) -> bool:
-        """True if no new request is taken any more: the model drains, or has failed."""
+        """True if new requests are refused for good: the model drains, or has failed."""
         return self._state in ("draining", "failed")
 
     @property
@@ -81,7 +80,7 @@ class ServedModel:
         )
 
     def _stall(self) -> tuple[str, float] | None:
-        """Return the stage whose call exceeds the time limit, and the call's seconds so far."""
+        """Return the stage whose call exceeds the limit, and the call's seconds so far."""
         if self.omni is None:
             return None
         calls = {name: stage.call_s for name, stage in self.omni.status().stages.items()}
@@ -89,7 +88,7 @@ class ServedModel:
         return (stage, calls[stage]) if calls[stage] > self._stall_timeout_s else None
 
     def loaded(self, omni: Qwen3Omni) -> None:
-        """Set the model, and take requests from now on."""
+        """Set the model, and accept requests from now on."""
         info = omni.info
         self.most_requests = info.slots + info.max_queued
         self.omni = omni
@@ -97,13 +96,13 @@ class ServedModel:
             self._state = "ready"
 
     def drain(self, within_s: float) -> None:
-        """Refuse new requests and sessions, and end the open sessions within so many seconds."""
+        """Refuse new requests and sessions, and end open sessions within `within_s`."""
         self.end_sessions(within_s)
         if self._state != "failed":
             self._state = "draining"
 
     def end_sessions(self, within_s: float) -> None:
-        """Refuse new realtime sessions, and end the open ones within so many seconds."""
+        """Refuse new realtime sessions, and end the open ones within `within_s`."""
         if self._sessions_until_s is None:
             self._sessions_until_s = time.monotonic() + within_s
 
@@ -125,7 +124,7 @@ class ServedModel:
             self._fail(str(error))
 
     async def watch(self) -> None:
-        """Check for ever, even without requests, whether the model died, and free idle memory."""
+        """Poll forever whether the model died, and free idle memory."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self.omni is None:
@@ -146,7 +145,7 @@ class ServedModel:
                 self.on_failure()
 
     def take(self) -> Qwen3Omni:
-        """Return the model. Raises ApiError 503 where it is not ready."""
+        """Return the model. Raises ApiError 503 if it is not ready."""
         state = self.state
         if self.omni is not None and state == "ready":
             return self.omni
@@ -158,7 +157,7 @@ class ServedModel:
         )
 
     def close(self) -> None:
-        """End the model. One that is in a call without an end is left behind."""
+        """End the model. Abandon it if a call hangs."""
         if self.omni is not None:
             closing = threading.Thread(target=self.omni.close, name="close", daemon=True)
             closing.start()
@@ -166,18 +165,18 @@ class ServedModel:
 
 
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
-    """Load a model and make one short reply, to find errors of computation before `ready`.
+    """Load a model and generate one short reply, to find errors of computation before `ready`.
 
-    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process must
-    be a server's: malloc, the garbage collector and the switch interval of threads are set for all
-    of it (`trim_early` and `keep_all` of engines.process.heap).
+    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. For a server's
+    process: sets malloc, the garbage collector and the threads' switch interval
+    (engines.process.heap).
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)
     try:
         reply = omni.generate_audio if omni.info.speakers else omni.generate_text
         reply(_QUESTION, cache_key="", thinker_max_new_tokens=1, talker_max_new_tokens=2)
-        # The first grammar has the vocabulary read, a second or two in which no reply would go on.
+        # The first grammar reads the vocabulary: a second or two without progress of replies.
         with suppress(NotInstalledError, BusyError):
             omni.generate_text(_QUESTION, cache_key="", grammar={"regex": "a"})
     except BaseException:

@@ -1,6 +1,6 @@
 """The OpenAPI document, and the page at /docs: its endpoints with fields, limits and examples.
 
-FastAPI's own page loads its code from another host; this one is HTML alone, without a script.
+FastAPI's own page loads code from another host; this one has no script.
 """
 
 import base64
@@ -124,7 +124,6 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[s
 
 
 def _object(name: str, schema: _Schema) -> Iterator[str]:
-    """Yield the HTML of an object that fields refer to."""
     yield f'<h3 id="{escape(name)}"><code>{escape(_short(name))}</code></h3>'
     yield f"<p>{escape(schema.get('description', ''))}</p>"
     yield from _fields(schema.get("properties", {}), set(schema.get("required", ())))
@@ -142,7 +141,6 @@ def _fields(fields: Mapping[str, _Schema], required: set[str]) -> Iterator[str]:
 
 
 def _type(schema: _Schema) -> str:
-    """Return the HTML of a value's type and limits."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f'<a href="#{escape(name)}"><code>{escape(_short(name))}</code></a>'
@@ -162,7 +160,6 @@ def _type(schema: _Schema) -> str:
 
 
 def _limits(schema: _Schema) -> Iterator[str]:
-    """Yield the HTML of the limits of a value."""
     words = (
         *(("minimum", "at least {}"), ("exclusiveMinimum", "above {}"), ("maximum", "at most {}")),
         *(("minLength", "at least {} characters"), ("maxLength", "at most {} characters")),
@@ -177,7 +174,7 @@ def _limits(schema: _Schema) -> Iterator[str]:
 
 
 def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
-    """Return a command that asks an endpoint."""
+    """Return a command that calls an endpoint."""
     placed = re.sub(r"\{(\w+)[^}]*\}", lambda found: found[1].upper(), path)
     how = "" if method == "GET" else f" -X {method}"
     parts = [f'curl -s{how} "$URL{placed}"', '-H "Authorization: Bearer $KEY"']
@@ -207,5 +204,5 @@ def _anchor(method: str, path: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Return an object's name without the request that it is in."""
+    """Return an object's name without its request's."""
     return name.partition("_")[2] or name

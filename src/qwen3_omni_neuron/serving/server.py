@@ -29,15 +29,15 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
-# An idle connection is kept for longer than any client keeps it (httpx 5 s, load balancers 60,
-# Go 90): a client that sends just as its server closes gets no answer.
+# Longer than any client's own limit (httpx 5 s, load balancers 60, Go 90): a request that meets its
+# connection's end gets no answer.
 KEEP_ALIVE_S = 120
 # The system's default grows to megabytes, which a client that does not read would fill.
 SEND_BUFFER_BYTES = 1 << 17
-BACKLOG = 2048  # connections that wait to be accepted
+BACKLOG = 2048  # connections waiting to be accepted
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
 _TICK_S = 0.05
-_LAST_S = 2.0  # time for cancelled requests to end
+_LAST_S = 2.0  # for cancelled requests to end
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
@@ -45,10 +45,10 @@ _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 class Server:
     """HTTP server of one model.
 
-    It listens before the model is loaded: /ready reports when it is. After the first SIGTERM,
-    SIGINT, SIGHUP or SIGQUIT it completes running requests and refuses new ones; the second signal
-    ends all at once. If a process or thread of the model dies, it acts as on the first signal and
-    exits with status ExitStatus.MODEL_DIED, so that a service manager restarts it.
+    It listens before the model is loaded: see /ready. After the first SIGTERM, SIGINT, SIGHUP or
+    SIGQUIT it completes running requests and refuses new ones; the second one ends all at once. If
+    a process or thread of the model dies, it drains alike and exits with ExitStatus.MODEL_DIED, so
+    that a service manager restarts it.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Server:
             http=partial(_TimedProtocol, header_timeout_s=settings.header_timeout_s),  # type: ignore[arg-type]
             ws="websockets-sansio",
             ws_max_size=MOST_EVENT_BYTES,
-            ws_per_message_deflate=False,  # a small message could become any size
+            ws_per_message_deflate=False,  # a small message could inflate to any size
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # otherwise a local client could claim any address
+            proxy_headers=False,  # a local client could claim any address
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
             ssl_certfile=settings.tls_cert,
@@ -92,18 +92,18 @@ class Server:
         at_end = self.service.decoder.close
         self._uvicorn = _Uvicorn(config, beside, self.stop, at_end)
         self.port = 0
-        """The port that the server listens on, 0 before it listens."""
+        """The port that the server listens on; 0 before."""
 
     def run(self) -> int:
-        """Serve until a signal comes or the model dies. Returns the exit status.
+        """Serve until a signal or the model's death. Returns the exit status.
 
         Raises the errors of loading the model, and OutputError if the address can't be bound.
         """
-        with self._uvicorn.capture_signals():  # before the event loop runs, and after it
+        with self._uvicorn.capture_signals():  # also before and after the event loop
             try:
                 sockets = _listening_sockets(self.settings.host, self.settings.port)
                 self.port = sockets[0].getsockname()[1]
-                self._uvicorn.run(sockets)  # in uvloop's event loop if uvloop is installed
+                self._uvicorn.run(sockets)  # in uvloop's event loop if it is installed
             finally:
                 self.service.close()
         if self._load_error is not None:
@@ -111,11 +111,11 @@ class Server:
         return self._status
 
     async def _load_model(self) -> None:
-        """Load the model in a thread of its own, and log the progress."""
+        """Load the model in its own thread, and log the progress."""
         with suppress(OSError):  # a request with media tries again, or is refused
             self.service.decoder.start()
         model, loading = self.service.model, Future[Qwen3Omni]()
-        loading.set_running_or_notify_cancel()  # the thread continues if the server ends
+        loading.set_running_or_notify_cancel()  # the thread outlives the server's end
 
         def load() -> None:
             try:
@@ -144,9 +144,9 @@ class Server:
         logs.event("ready", **told(), url=self._url())
 
     async def _drained(self) -> None:
-        """Wait for a drain to begin and the requests to end, then end the server.
+        """End the server after a drain has begun and requests have ended.
 
-        uvicorn then waits for the rest of the time until the connections have sent their answers.
+        uvicorn uses the remaining time to send the connections' answers.
         """
         while True:
             await asyncio.sleep(_TICK_S)
@@ -160,7 +160,7 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Act as on a signal: the first, then the second one. May be called in any thread."""
+        """Act as on a signal: the first, then the second one. Thread-safe."""
         if self._drain_until_s is not None:
             logs.event("ends_now", running=self._gate.running)
             self._uvicorn.should_exit = self._uvicorn.force_exit = True
@@ -184,9 +184,9 @@ class Server:
 
 
 class _TimedProtocol(HttpToolsProtocol):
-    """HTTP connection that is closed if the headers of a request take too long.
+    """HTTP connection that is closed if a request's headers take too long.
 
-    It overrides callbacks of asyncio and of httptools alone.
+    It overrides public callbacks of asyncio and httptools only.
     """
 
     def __init__(self, *, header_timeout_s: float, **others: Any):
@@ -233,7 +233,7 @@ class _Uvicorn(uvicorn.Server):
         on_signal: Callable[[], None],
         at_end: Callable[[], Coroutine[Any, Any, None]],
     ):
-        """beside: tasks that run until the server ends. at_end: coroutine that runs at the end."""
+        """beside: tasks that run until the server ends. at_end: runs at the end."""
         super().__init__(config)
         self._beside, self._on_signal, self._at_end = beside, on_signal, at_end
 
@@ -251,7 +251,7 @@ class _Uvicorn(uvicorn.Server):
         """Shut down, and let cancelled requests send their last bytes."""
         await super().shutdown(sockets)
         tasks = set(self.server_state.tasks)
-        if self.force_exit:  # otherwise uvicorn has cancelled them
+        if self.force_exit:  # otherwise uvicorn cancelled them
             for task in tasks:
                 task.cancel()
         if tasks:
@@ -259,7 +259,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Drain at the first signal, end at the second. Signals for other uses are ignored."""
+        """Drain at the first signal, end at the second. Respect ignored signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

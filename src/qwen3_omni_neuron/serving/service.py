@@ -22,12 +22,12 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
 class Turnstile:
-    """Admits one task in each round of the event loop.
+    """Admits one task in each round of the event loop, in which it is used.
 
-    The talker makes the frames of all requests together, so that their chunks arrive together, too.
-    Each chunk takes the event loop a third of a millisecond: a new request, or the first chunk of
-    another one, would wait for eight chunks. If each chunk but a request's first waits for a turn,
-    they wait for one. Used in the event loop alone.
+    All requests' frames are computed together, so their chunks arrive together, and each takes the
+    event loop a third of a millisecond. Without turns a new request, or another one's first chunk,
+    would wait for eight chunks; with turns for chunks other than a request's first, it waits for
+    one.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait for a turn. Turns are given in the order of asking."""
+        """Wait for a turn, in the order of calls."""
         loop = asyncio.get_running_loop()
         if self._taken:
             turn = loop.create_future()
@@ -43,14 +43,14 @@ class Turnstile:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # the turn was already given: pass it on
+                if not turn.cancelled():  # the turn came meanwhile: pass it on
                     self._next()
                 raise
         self._taken = True
         loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Give the turn of a new round to the next task."""
+        """Pass the new round's turn to the next task."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # its task was not cancelled
@@ -60,14 +60,14 @@ class Turnstile:
 
 
 class Service:
-    """Model, settings, metrics, limits, and the replies that later turns may refer to.
+    """Model, settings, metrics, limits, and replies that later turns may name.
 
     decoder: pool of processes that decode media. held: quota of bytes of all requests and sessions.
-    requests: quota of requests that run or wait. sessions: quota of realtime sessions.
+    requests: quota of running and waiting requests. sessions: quota of realtime sessions.
     """
 
     def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None):
-        """fetcher: by default one that uses the system's resolver."""
+        """fetcher: default: one with the system's resolver."""
         share, kept = settings.share_of_owner, (settings.kept_replies, settings.kept_reply_s)
         self.settings = settings
         self.model = model = ServedModel(settings.model_name, settings.stall_timeout_s)
@@ -88,10 +88,10 @@ class Service:
         self.responses = KeptResponses(*kept, settings.max_kept_response_bytes, share, self.held)
 
     def failed(self, error: Exception, context: Context) -> ApiError:
-        """Return the client's error for an exception that ended a request or a part of it.
+        """Return the client's error for an exception that ended a request or part of it.
 
-        Logs an error that is not the client's, with its request's id, and ends the model's service
-        if the error means that the model died.
+        Logs an error that is not the client's, with its request's id, and fails the model if the
+        error means that it died.
         """
         self.model.noticed(error)
         if isinstance(error, ToolCallError):
@@ -109,12 +109,12 @@ class Service:
     def voices_of(self, omni: Qwen3Omni) -> Voices:
         """Return a model's voices by all their names.
 
-        Raises OptionError if an alias of the settings is for a voice that the model does not have.
+        Raises OptionError if an alias names a voice that the model lacks.
         """
         return Voices(omni.info.speakers, self.settings.voice_aliases)
 
     def checked(self, omni: Qwen3Omni) -> Qwen3Omni:
-        """Return a model that fits the settings. Otherwise closes it, and raises OptionError."""
+        """Return a model that fits the settings; else close it, and raise OptionError."""
         try:
             self.voices_of(omni)
         except OptionError:
@@ -123,7 +123,7 @@ class Service:
         return omni
 
     def count_without_effect(self, path: str, given: Any) -> None:
-        """Count the fields without effect that a client has sent: see `sent_without_effect`."""
+        """Count a client's fields without effect: see `sent_without_effect`."""
         for name in dict.fromkeys(sent_without_effect(path, given, self.model.name)):
             self.metrics.without_effect.labels(path, name).inc()
         skipped = getattr(given, "skipped", ())

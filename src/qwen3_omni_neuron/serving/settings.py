@@ -1,7 +1,7 @@
 """Settings of a server. Each is an option with its bounds, status, and flag of `serve`.
 
-The flags of `serve`, the `args` of a Ray application and a table of docs/serving.md are made from
-these fields. The command line imports this module early, so it needs no other package.
+The flags of `serve`, a Ray application's `args` and a table of docs/serving.md are generated from
+them. The command line imports this module early, so it needs no other package.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,9 +25,9 @@ from qwen3_omni_neuron.options import (
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
-"""Environment variable with the API keys of `serve`, with commas between them."""
+"""Environment variable with the API keys of `serve`, separated by commas."""
 SLOTS = 8
-"""Requests that a model runs at a time by default."""
+"""Default number of a model's concurrent requests."""
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 _FROM_0 = integers(0)
 _TEXTS = list_of("texts", lambda value: isinstance(value, str))
@@ -42,12 +42,12 @@ _ALIASES = list_of(
 
 
 def name_of_model(model: str) -> str:
-    """Return the default name of a model in requests: the folder's name, or the hub id."""
+    """Return a model's default name in requests: the folder's name, or the hub id."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
 def load_option(name: str, answer: str = "", **given: Any) -> Any:
-    """Return the field of an option of a load. given: another default than the option's."""
+    """Return the field of an option of a load. given: another default."""
     load = replace(LOAD_OPTIONS[name], answer=answer, flag="", **given)
     return field(default=load.default, metadata={"option": load})
 
@@ -56,7 +56,7 @@ def load_option(name: str, answer: str = "", **given: Any) -> Any:
 class Limits:
     """Limits and deadlines of one server, alone or a replica in a Ray cluster.
 
-    Values are converted to the fields' types. A wrong one raises OptionError.
+    Values are converted to the fields' types; a wrong one raises OptionError.
     """
 
     model_name: str = option(
@@ -196,7 +196,7 @@ class ServerSettings(Limits):
 
     @property
     def share_of_owner(self) -> float:
-        """Fraction of all bytes, requests and sessions that one owner may have."""
+        """Largest fraction of all bytes, requests and sessions per owner."""
         if self.owner_share is not None:
             return self.owner_share
         one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)

@@ -1,4 +1,4 @@
-"""Transcription of audio of any length, window by window: files, or one audio."""
+"""Transcription of audio of any length, window by window."""
 
 import time
 from collections import deque
@@ -23,14 +23,13 @@ from qwen3_omni_neuron.prompt.media.windows import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-    # These import torch, which the command line doesn't wait for where no file can be opened.
+    # These import torch, which the command line needs only if a file can be opened.
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-# Longest audio of one prompt: a limit of 1,024 tokens leaves 34 a second, more than speech takes.
-# Models err less in it than in a minute.
+# A limit of 1,024 tokens leaves 34 a second, more than speech takes; models err more in a minute.
 LONGEST_S = 30.0
-# Errors that concern one file. Any other error would be the same for every file and ends the run.
+# Errors of one file. Any other error would recur in every file and ends the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
 
@@ -38,9 +37,9 @@ _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: where its sound begins and ends, from the audio's beginning. token_ids: without
-    the end token. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens or
-    the context did). logprobs: see SpeechResult. timings: those of the window's request.
+    start_s, end_s: of its sound in the audio. token_ids: without the end token. finish_reason:
+    "stop" (the model ended the text), or "length" (max_new_tokens or the context did). logprobs:
+    see SpeechResult. timings: of the window's request.
     """
 
     start_s: float
@@ -53,7 +52,7 @@ class Segment:
 
     @staticmethod
     def of(window: Window, result: SpeechResult) -> "Segment":
-        """Return the segment of a window from the result of its request."""
+        """Return the segment of a window and its request's result."""
         token_ids, reason = result.token_ids, result.thinker_finish_reason
         return Segment(
             window.start_s,
@@ -70,10 +69,10 @@ class Segment:
 class Transcript:
     """Transcript of one file.
 
-    audio_s: duration of the audio. ttft_s, total_s: time from opening the file to the first and to
-    the last token; for a file without sound, which has no text, to its end. rtf: total_s / audio_s;
-    below 1 is faster than real time. finish_reason: "length" where a limit ended the text of a
-    window, otherwise "stop". warnings: what of the file is not used, or not as it is.
+    audio_s: duration. ttft_s, total_s: from opening the file to the first and the last token, or
+    the end of a file without sound. rtf: total_s / audio_s; below 1 is faster than real time.
+    finish_reason: "length" if a limit ended a window's text, else "stop". warnings: sentences about
+    parts that are unused or used otherwise.
     """
 
     file: Path
@@ -88,28 +87,28 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Failure:
-    """Error message of a file that has no transcript."""
+    """Error message of a file without a transcript."""
 
     file: Path
     error: str
 
 
 class JoinedText:
-    """Text of consecutive windows so far, with a space between those of two windows."""
+    """Text of consecutive windows so far, separated by spaces."""
 
     def __init__(self) -> None:
         self.text = ""
         self._parts = False
 
     def add(self, text: str) -> str:
-        """Take the next part of a window's text; return it, after a space where one is needed."""
+        """Add the next part of a window's text; return it, after a space where one is needed."""
         delta = f" {text}" if self._parts and text else text
         self._parts &= not text
         self.text += delta
         return delta
 
     def end_window(self) -> None:
-        """Let a space follow before the next text."""
+        """Let a space precede the next text."""
         self._parts = bool(self.text)
 
 
@@ -122,13 +121,12 @@ def transcribe(
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
-    A longer file than LONGEST_S is transcribed in windows, without silence: prompt.media.windows.
-    instruction: as of `stream_window`. concurrency: number of windows at a time, at least 1; a
-    model with fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each
-    window's text.
-    A file that can't be read, is too long for the context, or takes too long gives a Failure.
+    A file longer than LONGEST_S is transcribed in windows, without silence: prompt.media.windows.
+    instruction: as of `stream_window`. concurrency: windows at a time, at least 1; a model with
+    fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.
+    A file that is unreadable, too long for the context, or too slow gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
-    Closing the iterator drops the windows that were not begun.
+    Closing the iterator drops the windows not begun.
     """
 
     def transcribe_window(work: _FileWork, window: Window) -> None:
@@ -141,13 +139,13 @@ def transcribe(
         except _FILE_ERRORS as error:
             work.error = str(error)
 
-    # Windows that were begun, and the ends of files, in order. One thread for each request takes
-    # its tokens as they are made, so that its times are true; the model runs all as one batch.
+    # Begun windows, and ends of files, in order. One thread per request consumes its tokens as they
+    # arrive, so that its times are true; the model runs all as one batch.
     begun = deque[Future[None] | _FileWork]()
     pool = ThreadPoolExecutor(concurrency, "transcribe")
 
     def outcomes(most: int) -> Iterator[Transcript | Failure]:
-        """Wait until at most so many are left."""
+        """Wait until at most `most` remain."""
         while len(begun) > most:
             first = begun.popleft()
             if isinstance(first, _FileWork):
@@ -165,7 +163,7 @@ def transcribe(
             yield from outcomes(2 * concurrency)
         yield from outcomes(0)
     finally:
-        # Does not wait: requests that still run end when the model is closed.
+        # Without waiting: running requests end when the model is closed.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -180,9 +178,8 @@ def stream_transcript(
     """Transcribe one audio greedily: each TextDelta as it is written, a Segment after each window.
 
     audio: an audio item of a message, such as {"audio": a path or bytes}. timed: windows of at most
-    TIMED_S. options: options of a request. The other arguments are those of `transcribe`. The
-    deltas' texts, joined, are the whole text. Raises the errors of Qwen3Omni.stream. Closing it
-    ends its request.
+    TIMED_S. options: of a request. Others: see `transcribe`. The deltas' texts, joined, are the
+    whole text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
     """
     joined = JoinedText()
     for window in read_windows(audio, windows_for(omni, timed), "audio"):
@@ -204,8 +201,8 @@ def stream_window(
 ) -> "SpeechStream":
     """Transcribe one window by one request, greedily unless `options` say otherwise.
 
-    instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
-    own, or else INSTRUCTION. Raises the errors of Qwen3Omni.stream.
+    instruction: text after the audio in the question, may be empty; None: the checkpoint's own, or
+    else INSTRUCTION. Raises the errors of Qwen3Omni.stream.
     """
     content: list[dict[str, Any]] = [{"type": "audio", **window.item}]
     own = omni.transcription_instruction
@@ -221,7 +218,7 @@ def stream_window(
 
 
 def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
-    """Return the windows of a sound for a model, whose context may be too small for LONGEST_S.
+    """Return windows for a model, whose context may be too small for LONGEST_S.
 
     timed: for a transcript with times.
     """
@@ -231,9 +228,9 @@ def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
 
 
 class _FileWork:
-    """One file's windows, and their transcripts.
+    """One file's windows and their transcripts.
 
-    error: message of what ended the work. made: times at which requests began, and their segments.
+    error: message that ended the work. made: times at which requests began, and their segments.
     """
 
     def __init__(self, file: Path, sound: GrowingWindows):
@@ -278,5 +275,5 @@ class _FileWork:
 
 
 def reason_of(segments: Iterable[Segment]) -> FinishReason:
-    """Return the finish reason of a text: "length" where a limit ended a window's."""
+    """Return a text's finish reason: "length" if a limit ended a window's."""
     return "length" if any(made.finish_reason == "length" for made in segments) else "stop"

@@ -25,7 +25,7 @@ _BASE64 = re.compile(r";\s*base64\s*\Z", re.IGNORECASE)
 _MOST_HEAD = 512  # characters of a data URL before its content
 Json = dict[str, Any]
 Hold = Callable[[int], None]
-"""Function that counts bytes before they are held, or raises ApiError."""
+"""Function that reserves bytes, or raises ApiError."""
 # By a part's type: the field with the medium, and its kind.
 _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_audio": ("input_audio", "audio"),
@@ -34,23 +34,22 @@ _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_image": ("image_url", "image"),
     "video_url": ("video_url", "video"),
 }
-_PICTURES_FPS = 2.0  # rate of such frames by default, which is DashScope's
-_PART = "messages[].content[]"  # where the table of fields without effect has those of parts
+_PICTURES_FPS = 2.0  # default rate of such frames, as DashScope's
+_PART = "messages[].content[]"  # place of parts in the table of fields without effect
 # The decoded data, the prompt's data, and computed inputs such as mel features.
 _COPIES = 3
 
 
 def sound_bytes(samples: int) -> int:
-    """Return the bytes that sound and its features take. samples: number of them, at 16 kHz."""
+    """Return the bytes of sound and its features. samples: at 16 kHz."""
     return _COPIES * np.dtype(np.float32).itemsize * samples
 
 
 @dataclass(eq=False)
 class _Pending:
-    """Item that is not decoded yet.
+    """Item to decode.
 
-    content: the file's bytes, or its URL; of a video that is given as pictures, those of each.
-    options: see `Job`.
+    content: the file's bytes, or its URL; of a video of pictures, each one's. options: see `Job`.
     """
 
     item: Json
@@ -63,8 +62,8 @@ class _Pending:
 class MediaReader:
     """Reader of the media items of one request, or of one realtime item.
 
-    `read` takes the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
-    others, each in a process of its own. warnings: sentences about the files that were decoded.
+    `read` accepts the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
+    others, each in a process of its own. warnings: sentences about the decoded files.
     """
 
     def __init__(
@@ -77,10 +76,9 @@ class MediaReader:
         in_windows: bool = False,
         fields: Mapping[str, Any] | None = None,
     ):
-        """hears_videos: the sound of videos is wanted, too. param: name of the field with media.
+        """hears_videos: also decode videos' sound. param: name of the field with media.
 
-        in_windows: audio may be longer than the context. fields: those of items that do not have
-        them.
+        in_windows: audio may be longer than the context. fields: defaults of the items' fields.
         """
         self._service, self._settings, self._owner = service, service.settings, owner
         self._hears_videos, self._param = hears_videos, param
@@ -97,10 +95,9 @@ class MediaReader:
     def read(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a content part as an item of the API, which decoding fills later.
 
-        part: a part of type input_audio, audio_url, image_url or video_url, of video with the URLs
-        of its frames, or of input_image with the URL itself as its image_url. Its fields may be
-        beside its object or inside. Raises ApiError, also for a field that is not in the table
-        (prompt.media.fields).
+        part: of type input_audio, audio_url, image_url or video_url, of video with the URLs of its
+        frames, or of input_image with the URL itself as its image_url. Its fields may be beside its
+        object or inside. Raises ApiError, also for an unknown field (prompt.media.fields).
         """
         if part["type"] == "video":
             return self._read_pictures(part, where)
@@ -117,7 +114,7 @@ class MediaReader:
         return self.add(kind, content, where, options)
 
     def _read_pictures(self, part: Mapping[str, Any], where: str) -> Json:
-        """Return a video that is given as pictures: see `read`. Raises ApiError."""
+        """Return a video of pictures: see `read`. Raises ApiError."""
         options = self._options("video", part, {}, "video", where)
         options.setdefault("fps", _PICTURES_FPS)
         contents, size = list[bytes | str](), 0
@@ -136,9 +133,9 @@ class MediaReader:
     def _options(
         self, kind: Kind, part: Mapping[str, Any], held: Mapping[str, Any], holder: str, where: str
     ) -> Json:
-        """Return the checked fields of a part, and of the object `held` in it.
+        """Return the checked fields of a part, and of its object `held`, named `holder`.
 
-        holder: name of the object in the part. Raises ApiError.
+        Raises ApiError.
         """
         given: Json = {}
         paths: dict[str, str] = {}
@@ -168,7 +165,7 @@ class MediaReader:
         return read_fields(kind, given, where, refusal, over_http=True, of_file=of_file)
 
     def finish_inline(self, hold: Hold) -> bool:
-        """Decode the items that need no codec and little time. Returns whether none are left.
+        """Decode the items that need no codec and little time. Returns whether none remain.
 
         hold: called before memory is used. Raises ApiError and the API's errors.
         """
@@ -191,7 +188,7 @@ class MediaReader:
             self._take(found, await self._service.decoder.decode(self._owner, job, admit))
 
     async def _content(self, found: _Pending, hold: Hold) -> bytes | list[bytes]:
-        """Return an item's file, or the files of a video's pictures; fetch those that are URLs."""
+        """Return an item's file, or the files of a video's pictures; fetch URLs."""
         if not isinstance(found.content, list):
             return await self._file(found.content, found.where, hold)
         files = [
@@ -212,7 +209,7 @@ class MediaReader:
         return content
 
     def _job(self, found: _Pending, content: bytes | list[bytes]) -> Job:
-        # The items before this one take their share of the context.
+        # Earlier items use their share of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
@@ -225,7 +222,7 @@ class MediaReader:
         )
 
     def _admit(self, found: _Pending, hold: Hold) -> Admit:
-        """Return the function that checks an item's sizes and counts its bytes."""
+        """Return a function that checks an item's sizes and reserves its bytes."""
         held = 0
 
         def admit(measured: Measured) -> None:
@@ -258,7 +255,7 @@ class MediaReader:
     def add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
     ) -> Json:
-        """Return a file, or the one of a URL, as an item of the API; see `read`."""
+        """Return a file, or a URL's, as an item of the API; see `read`."""
         self._count_item()
         if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
             raise self._too_large(where)
@@ -276,7 +273,7 @@ class MediaReader:
             raise ApiError(400, message, "too_many_media", self._param)
 
     def _of_url(self, url: str, where: str) -> bytes | str:
-        """Return the content of a data URL, whatever its type says, or any other URL unchanged."""
+        """Return a data URL's content, whatever its type says, or any other URL unchanged."""
         if url[:5].lower() != "data:":
             self._service.fetcher.check(url, where)
             return url

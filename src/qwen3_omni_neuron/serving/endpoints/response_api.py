@@ -38,9 +38,9 @@ router = APIRouter()
 Json = dict[str, Any]
 Query = TypeVar("Query", bound=BaseModel)
 SESSION_KEY = "session_key"
-"""Name in a request's scope of the key that has led it to this replica; see `serving.fleet`."""
+"""Name in a request's scope of the key that routed it to this replica; see `serving.fleet`."""
 KeepResponse = Callable[[bytes, dict[str, bytes]], None]
-"""Function that keeps a response, by its JSON and its output's items by their ids."""
+"""Function that stores a response: its JSON, and its output's items by id."""
 _BEGINNING = ("response.created", "response.in_progress")
 _ITEMS: TypeAdapter[list[requests.InputItem]] = TypeAdapter(requests.InputItems)
 
@@ -123,7 +123,7 @@ def _read(
 ) -> "Question | Prepared":
     """Return the question of a request. Raises ApiError.
 
-    parsed: its body, if it was parsed. last: what its socket keeps; the answer is streamed there.
+    parsed: its body, if parsed. last: stored by its socket, to which the answer is streamed.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     if last is not None:
@@ -178,10 +178,7 @@ def _read(
 def _page(
     turns: Sequence[KeptResponse], query: requests.ItemsQuery, service: Service, context: Context
 ) -> bytes:
-    """Return a page of the items of a conversation, without the last output.
-
-    Other items are not read. Raises ApiError.
-    """
+    """Return a page of a conversation's items, without the last output. Raises ApiError."""
     parts = [part for turn in turns for part in (turn.listed, turn.output)][:-1]
     order: Any = iter if query.order == "asc" else reversed
     left = iter(order(parts))
@@ -201,7 +198,6 @@ def _page(
 def _parsed(
     contents: Sequence[bytes], service: Service, context: Context
 ) -> list[requests.InputItem]:
-    """Return items that are kept. Raises ApiError."""
     _hold(sum(map(len, contents)), service, context)
     try:
         given = bodies.read_json(b"[" + b",".join(contents) + b"]", "conversation")
@@ -233,7 +229,7 @@ def _own_items(
 
 
 def _hold(size: int, service: Service, context: Context) -> None:
-    """Count bytes of earlier responses like those of a body. Raises ApiError."""
+    """Reserve bytes of earlier responses like those of a body. Raises ApiError."""
     most = service.settings.max_body_bytes
     if size > most:
         raise ApiError(
@@ -258,7 +254,7 @@ class ResponseReply(Reply):
         question: Question,
         stream: SpeechStream,
     ):
-        """keep: keeps the complete response. stored: other requests may name it then."""
+        """keep: stores the complete response. stored: other requests may name it then."""
         super().__init__(question, stream)
         self._set(asked, response_id, keep, stored)
 
@@ -295,7 +291,7 @@ class ResponseReply(Reply):
         return self._body
 
     def _finish(self) -> None:
-        """Keep the complete response for later turns."""
+        """Store the complete response for later turns."""
         super()._finish()
         self._ending = [self._event(*event) for event in self._items.finish(self._status)]
         self._body = to_json(self._object(self._status))
@@ -315,7 +311,6 @@ class ResponseReply(Reply):
         return self._event("response.failed", {"response": failed})
 
     def _object(self, status: str) -> Json:
-        """Return the response with a status."""
         asked, usage = self._asked, None
         if self._result is not None:
             usage = response_usage(self._result.timings, self._reasoning_tokens)
@@ -365,7 +360,6 @@ class ResponseReply(Reply):
         return made
 
     def _event(self, kind: str, fields: Json) -> bytes:
-        """Return the next server-sent event."""
         return self._framed(kind, to_json(fields)[1:-1])
 
     def _framed(self, kind: str, fields: bytes) -> bytes:
@@ -407,6 +401,6 @@ class Prepared(ResponseReply):
         yield b"".join((*first, *self._last()))
 
     def _finish(self) -> None:
-        """Keep the response for later turns."""
+        """Store the response for later turns."""
         self._body = to_json(self._object("completed"))
         self._keep(self._body, {})

@@ -211,7 +211,7 @@ class Transcription:
         return reason_of(self._segments)
 
     async def deltas(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
-        """Yield the text with its log-probabilities, window by window: a request has one slot."""
+        """Yield text and log-probabilities, window by window: a request has one slot."""
         omni, instruction = self._context.omni, self._wanted.instruction
         for window in self._windows:
             start = partial(stream_window, omni, window, instruction, **self._options)
@@ -236,7 +236,7 @@ class Transcription:
             self._context.answer = self._joined.text
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the text as server-sent events, then an event with the whole text and usage."""
+        """Yield the text as server-sent events, then one with the whole text and usage."""
         async with aclosing(self.deltas()) as deltas:
             async for delta, entries in deltas:
                 event = {"type": "transcript.text.delta", "delta": delta}
@@ -244,7 +244,7 @@ class Transcription:
         yield json_event({"type": "transcript.text.done", **self._short()})
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the text as vLLM does, whose clients ask for the usage of a stream."""
+        """Yield the text in vLLM's form, whose clients request the usage of a stream."""
         async with aclosing(self.deltas()) as deltas:
             async for delta, _ in deltas:
                 yield json_event(self._chunk({"content": delta}, None))
@@ -292,7 +292,6 @@ class Transcription:
         return [segment.timings for segment in self._segments]
 
     def _short(self) -> Json:
-        """Return the answer as JSON without times."""
         usage = transcription_usage(self._timings)
         fields = {"text": self._joined.text, "finish_reason": self.finish_reason, "usage": usage}
         return fields | self._probabilities(self._logprobs)
@@ -319,10 +318,10 @@ class Transcription:
 
 
 def _value_of(text: str | list[str]) -> Any:
-    """Return the value of a form's field: its text read as JSON, or the text."""
+    """Return a form field's value: its text read as JSON, or the text."""
     if isinstance(text, list):
         return [_value_of(one) for one in text]
-    if text in ("True", "False"):  # as Python's clients write them
+    if text in ("True", "False"):  # written by Python's clients
         return text == "True"
     try:
         return from_json(text, allow_inf_nan=False) if text else None

@@ -1,4 +1,4 @@
 """Replicas of `serving` in a Ray cluster: placement, affinity, draining, metrics.
 
-This is the only package that imports ray, which the extra `ray` installs.
+Only this package imports ray, which the extra `ray` installs.
 """

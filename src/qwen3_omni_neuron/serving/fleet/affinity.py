@@ -1,7 +1,7 @@
 """Session affinity: all turns of a conversation get one key, by which Ray routes them.
 
-The replica that answered the last turn holds its KV rows. Ray's ConsistentHashRouter routes by the
-header x-session-id; this module, in Ray's HTTP proxies, adds the header where a client sends none.
+The replica of the last turn has its KV rows. Ray's ConsistentHashRouter routes by the header
+x-session-id; this module, in Ray's HTTP proxies, adds the header if a client sends none.
 """
 
 import hashlib
@@ -19,21 +19,20 @@ CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
 # Ends of the paths of conversations: an application may have a prefix before /v1.
 PATHS = ("/chat/completions", "/responses")
-# Only the beginning of a body is parsed: all clients share the proxy, and no key was checked yet.
+# Only a body's beginning is parsed: all clients share the proxy, and no key was checked yet.
 BEGINNING_BYTES = 1 << 18
 _NAME_BYTES = 16
 _KEY = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}", re.ASCII)
-# A response's id ends with the key of the session that it was made in: only the replica that made
-# it has it.
+# A response's id ends with its session's key: only the replica that answered has it.
 _RESPONSE_ID = re.compile(rf"resp_[0-9a-f]{{32}}({_KEY.pattern})", re.ASCII)
 
 
 def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
-    """Return a hash of the beginning of a request's conversation, None where it has none.
+    """Return a hash of the beginning of a request's conversation, None without one.
 
     It covers the API key, cache_key, instructions, and the messages up to the first user message,
-    which all turns have. A response that continues another one has that one's key. Data after the
-    first BEGINNING_BYTES of the body is ignored.
+    which all turns have. A response that continues another one has that one's key. Data after
+    BEGINNING_BYTES are ignored.
     """
     partial: Literal["trailing-strings", "off"] = "off"
     if len(body) > BEGINNING_BYTES:
@@ -57,7 +56,7 @@ def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
 
 
 def key_of_response(response_id: Any) -> str | None:
-    """Return the session key in a response's id, None where it has none."""
+    """Return the session key in a response's id, or None."""
     found = _RESPONSE_ID.fullmatch(response_id) if isinstance(response_id, str) else None
     return None if found is None else found[1]
 
@@ -80,11 +79,11 @@ def _beginning(request: dict[str, Any]) -> list[Any] | None:
 
 
 class AffinityMiddleware:
-    """ASGI middleware that adds the header by which Ray routes to each request of a conversation.
+    """ASGI middleware that adds the header by which Ray routes each request of a conversation.
 
-    A request waits until the beginning of its body has arrived. A new response without a key gets a
-    random one, by which later turns find it; a request for a response by its id has the key in the
-    id. A client's own header stays.
+    A request waits until its body's beginning has arrived. A new response without a key gets a
+    random one, for later turns; a request for a response has the key in the id. A client's own
+    header stays.
     """
 
     def __init__(self, app: ASGIApp):
@@ -102,7 +101,7 @@ class AffinityMiddleware:
                 key = conversation_key(begun, dict(headers).get(b"authorization", b""))
                 if key is None and path.endswith(PATHS[1]):
                     key = secrets.token_hex(_NAME_BYTES)
-            else:  # the last part of a path, or the one before it, is the id of a response
+            else:  # the last part of a path, or the one before it, is the response's id
                 key = next(filter(None, map(key_of_response, path.split("/")[-2:])), None)
         if key is not None:
             headers.append((SESSION_HEADER, key.encode()))
@@ -114,7 +113,7 @@ class AffinityMiddleware:
 
 
 async def _begun(receive: Receive, read: deque[Message]) -> bytes:
-    """Return the beginning of a body, and add the messages that it came in to `read`."""
+    """Return a body's beginning, and append its messages to `read`."""
     parts, size, more = list[bytes](), 0, True
     while more and size <= BEGINNING_BYTES:
         message = await receive()

@@ -28,20 +28,20 @@ from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
 from qwen3_omni_neuron.serving.service import Service
 
 DEPLOYMENT = "replica"
-"""Name of the one deployment of an application, as its YAML's `deployments` names it."""
+"""Name of an application's only deployment in its YAML's `deployments`."""
 MOST_QUEUED = 256  # requests that wait in one proxy
-ATTEMPTS = 3  # attempts to start a replica before its deployment has failed
-AFTER_DRAINING_S = 30.0  # time between the end of the last session and a kill
+ATTEMPTS = 3  # to start a replica before its deployment has failed
+AFTER_DRAINING_S = 30.0  # from the end of the last session to a kill
 FIGURES_S = 2.0  # interval between copies of the metrics
 _REQUEST_ID = b"x-request-id"
 
 
 @serve.ingress()
 class Replica:
-    """A model and its endpoints. It is ready for Ray once it has made a reply.
+    """A model and its endpoints, ready for Ray after one reply.
 
-    It drains when it is no longer on Ray's list of running replicas: it refuses new realtime
-    sessions and ends the open ones, while it completes all requests, even late ones.
+    It drains when it leaves Ray's list of running replicas: it refuses new realtime sessions and
+    ends the open ones, while it completes all requests, even late ones.
     """
 
     # Ray awaits `__init__`.
@@ -68,7 +68,7 @@ class Replica:
         return _behind_proxy(make_app(self._service), serve.get_replica_context().replica_tag)
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if this replica has to be replaced. Ray calls it."""
+        """Raise RuntimeError if this replica must be replaced. Ray calls it."""
         if self._service.model.fault is not None:
             raise RuntimeError(self._service.model.fault)
 
@@ -102,14 +102,14 @@ class Replica:
         model, seconds = self._service.model, self._service.settings.drain_timeout_s
         logs.event("draining", most_s=seconds, fault=model.fault)
         model.end_sessions(seconds)
-        if model.fault is not None:  # Ray would wait for requests that nobody answers
+        if model.fault is not None:  # Ray would wait for unanswered requests
             self._loop.call_later(FAILED_DRAIN_S, os._exit, ExitStatus.MODEL_DIED)
 
     async def _copy_metrics(self) -> None:
-        """Copy all samples as Ray gauges, which every node exposes to Prometheus, for ever.
+        """Copy all samples as Ray gauges, which every node exposes to Prometheus, forever.
 
-        Ray adds the prefix `ray_` and the labels application, deployment and replica. All are
-        gauges, since Ray's counters and histograms can't be set.
+        Ray adds the prefix `ray_` and the labels application, deployment and replica. Gauges,
+        because Ray's counters and histograms can't be set.
         """
         gauges: dict[str, metrics.Gauge] = {}
         while True:
@@ -125,10 +125,10 @@ class Replica:
 
 
 def _behind_proxy(app: ASGIApp, replica: str) -> ASGIApp:
-    """Return an application behind a Ray proxy: without the route's prefix, by the proxy's ids.
+    """Return an application behind a Ray proxy: without the route's prefix, with the proxy's ids.
 
-    The ids of responses have the session's key, by which the proxy routes what names them. Answers
-    have the replica's name in the header x-replica.
+    Responses' ids have the session's key, by which the proxy routes later requests. Answers have
+    the replica's name in the header x-replica.
     """
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +147,7 @@ def _behind_proxy(app: ASGIApp, replica: str) -> ASGIApp:
 
         async def named(message: Message) -> None:
             if message["type"].endswith(("http.response.start", "websocket.accept")):
-                # The proxy adds the header with the id itself.
+                # The proxy itself adds the header with the id.
                 kept = [pair for pair in message.get("headers", ()) if pair[0] != _REQUEST_ID]
                 message = {**message, "headers": [*kept, (b"x-replica", replica.encode())]}
             await send(message)
@@ -161,7 +161,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """Return the application for the settings in `args` (see FleetSettings).
 
     Options of `replica` in the YAML's `deployments`, such as num_replicas or autoscaling_config,
-    override the options set here. Raises OptionError if the settings can't be used.
+    override the options set here. Raises OptionError for unusable settings.
     """
     settings = FleetSettings.parse(args)
     resources = {RESOURCE: settings.neuron_cores} if settings.neuron_cores else {}

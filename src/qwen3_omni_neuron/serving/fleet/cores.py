@@ -7,8 +7,8 @@ Ray counts logical cores, which the operator declares when a node starts
     8              8, 8, 1   shared      8-15      8-15     8-15
     20             8, 8, 1   split       8-15      16-23    24
 
-A stage needs as many as the largest degree of its parts in the compiled tree. More cores than all
-need are left idle: so a replica can begin on a chip of its own, which has 4.
+A stage needs as many as the largest degree of its parts in the compiled tree. Excess cores are left
+idle: so a replica can begin on a chip of its own, which has 4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def stage_cores(
 ) -> dict[str, str] | None:
     """Return each stage's cores for Qwen3Omni.load; None for no cores.
 
-    given: cores that Ray assigned to this replica. wanted: number of cores in the settings.
-    needed: number that each stage needs (compilation.tree.needed_cores), empty without a tree.
-    Raises OptionError if they are too few, or those of a stage are not contiguous.
+    given: cores that Ray assigned to this replica. wanted: number in the settings. needed: number
+    per stage (compilation.tree.needed_cores), empty without a tree. Raises OptionError if they are
+    too few, or a stage's are not contiguous.
     """
     if len(given) != wanted:
         raise OptionError(

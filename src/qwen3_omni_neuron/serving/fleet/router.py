@@ -1,9 +1,8 @@
 """Choice of a replica for a request: by its session, within limits of load.
 
-Ray builds a router in every process that sends requests: in its proxies, and in each replica. Ray
-waits until a replica that it stops has no requests, without telling it, and a realtime session is a
-request without an end. The only public sign is the list of running replicas that every router gets:
-it loses the replica when Ray stops it.
+Ray builds a router in every process that sends requests: in its proxies and replicas. It stops a
+replica after its last request, without telling it, and a realtime session is an endless request.
+The only public sign is the list of running replicas of every router, which loses the replica.
 """
 
 import random
@@ -40,14 +39,14 @@ class Presence:
 
 
 PRESENCE = Presence()
-"""Presence of this process's replica, if the process is one."""
+"""Presence of this process's replica, if it is one."""
 
 
 class AffinityRouter(ConsistentHashRouter):
     """Ray's consistent hash of a session's id, with two additions.
 
-    A request without an id goes to the less busy of two replicas. If all of its replicas on the
-    ring are busy (at `max_ongoing_requests`), a request goes to the less busy of any two.
+    A request without an id goes to the less busy of two replicas, as one whose replicas on the ring
+    are all busy (at `max_ongoing_requests`).
     """
 
     async def choose_replicas(
@@ -66,10 +65,10 @@ class AffinityRouter(ConsistentHashRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Update the running replicas."""
-        # By the module's name: Ray may copy this class by value, which shares no module's global.
+        # By the module's name: Ray may copy this class by value, which shares no globals.
         presence: Presence = import_module(_MODULE).PRESENCE
         if presence.tell({replica.replica_id.unique_id for replica in replicas}):
-            # A replica sends no requests, and need not ask each replica for its queue length.
+            # A replica sends no requests, and needs no queue lengths.
             self._replicas = {replica.replica_id: replica for replica in replicas}
         else:
             super().update_replicas(replicas)

@@ -7,8 +7,8 @@ A YAML of Ray Serve names the policy in its autoscaling config:
       policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
 
 Ray counts open realtime sockets as requests; the policy counts only requests that have or wait for
-a slot. It uses replies a second and the time of a reply when all slots run: a replica with few
-requests answers each sooner, and a fleet that shrank to their number would soon be too slow.
+a slot. It uses replies per second and the time of a reply when all slots run: a replica with few
+requests answers each sooner, and a fleet shrunk to their number would soon be too slow.
 """
 
 import math
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 WINDOW_S = 60.0
-PEAK = 2.0  # standard deviations; the load is below this peak 98 % of the time
+PEAK = 2.0  # standard deviations: the load is lower 98 % of the time
 SHRINK_MARGIN = 1.25
 # Names of a replica's metrics in Ray's controller.
 SLOTS, REQUESTS, REPLIES = "slots", "requests", "replies_per_s"
@@ -31,9 +31,9 @@ _PREFIX = "qwen3_omni_"
 class FleetLoad:
     """Load of all replicas together, as means over the last minute or less.
 
-    requests: number that would run or wait if all slots ran. slots: requests that one replica runs
-    at a time. service_s, first_audio_s: time that a request holds a slot, and from getting the slot
-    to the first sample, if all slots run; first_audio_s is infinite if no reply had speech.
+    requests: number that would run or wait if all slots ran. slots: per replica. service_s,
+    first_audio_s: from getting a slot to its release, and to the first sample, if all slots run;
+    first_audio_s is infinite if no reply had speech.
     """
 
     requests: float
@@ -43,14 +43,14 @@ class FleetLoad:
 
     @property
     def peak(self) -> float:
-        """Requests at a busy moment, if each comes independently of the others."""
+        """Requests at a busy moment, if they arrive independently."""
         return self.requests + PEAK * math.sqrt(self.requests)
 
     def needed(self, target_s: float) -> int:
-        """Return the fewest replicas whose predicted time to first audio is target_s at most.
+        """Return the fewest replicas whose predicted time to first audio is at most target_s.
 
-        The requests of a busy moment beyond the slots wait. If first_audio_s alone is longer,
-        returns the number that gives every request a slot.
+        A busy moment's requests beyond the slots wait. If first_audio_s alone is longer, returns
+        the number that gives every request a slot.
         """
         wait_s = max(0.0, target_s - self.first_audio_s)
         queue = wait_s / self.service_s if self.service_s else 0.0
@@ -58,10 +58,10 @@ class FleetLoad:
 
 
 def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int) -> int:
-    """Return how many replicas there should be. replicas: number that run or load now.
+    """Return the number of replicas that should run. replicas: number that run or load now.
 
-    spare: replicas beyond those that the load needs, since loading takes minutes; also the minimum.
-    A fleet shrinks only to a size that is enough for a quarter more requests.
+    spare: replicas beyond the load's need, since loading takes minutes; also the minimum. A fleet
+    shrinks only to a size that is enough for a quarter more requests.
     """
     grown = load.needed(target_s) + spare
     shrunk = replace(load, requests=SHRINK_MARGIN * load.requests).needed(target_s) + spare
@@ -72,8 +72,8 @@ class FirstAudioPolicy:
     """Autoscaling policy of Ray Serve. It uses the metrics of `ReplicaFigures.read`.
 
     target_s: target time to first audio, above the time of a reply alone. spare: see
-    replicas_wanted. gain: a replica's throughput with all slots in use over that with one slot: 1
-    if eight requests take eight times as long (`bench.concurrency` measures it).
+    replicas_wanted. gain: a replica's throughput with all slots over that with one: 1 if eight
+    requests take eight times as long (`bench.concurrency` measures it).
     """
 
     def __init__(self, target_s: float = 2.0, spare: int = 1, gain: float = 1.0):
@@ -97,10 +97,10 @@ class FirstAudioPolicy:
 def load_of(
     metrics: Mapping[str, Mapping[Any, float]], queued: float, gain: float
 ) -> FleetLoad | None:
-    """Return the load that the replicas report, or None if no replica has reported.
+    """Return the load that the replicas report, or None before any report.
 
-    metrics: values by name and replica. queued: requests that no replica has taken yet. Assumes
-    that a request's time grows linearly with the number of requests that run beside it.
+    metrics: values by name and replica. queued: requests not yet in a replica. Assumes that a
+    request's time grows linearly with the number of concurrent requests.
     """
     if not metrics.get(SLOTS):
         return None
@@ -113,10 +113,10 @@ def load_of(
         return math.fsum(metrics.get(name, {}).values())
 
     slots = mean(SLOTS, 1.0)
-    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that each other one adds
+    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time added by each other one
     slower = (1 + (slots - 1) * each) / (1 + (mean(AT_ONCE, slots) - 1) * each)
     service_s = mean(SERVICE, 0.0) * slower
-    # Replies a second do not include waiting requests: if many wait, the second number is larger.
+    # Replies per second exclude waiting requests: if many wait, the second number is larger.
     requests = max(total(REPLIES) * service_s, total(REQUESTS) + queued)
     return FleetLoad(requests, slots, service_s, mean(FIRST_AUDIO, math.inf) * slower)
 
@@ -124,8 +124,7 @@ def load_of(
 class ReplicaFigures:
     """Metrics of one replica for the policy, from its Prometheus registry.
 
-    They are means over the last WINDOW_S; times keep their values while no reply has ended in the
-    window.
+    Means over the last WINDOW_S; times keep their values while no reply ends in the window.
     """
 
     def __init__(self, registry: Any, now: Callable[[], float] = time.monotonic):
@@ -142,7 +141,7 @@ class ReplicaFigures:
             return {}  # the model is loading
         seconds, grown = self._grown(metrics)
         replies, spoken = grown("queued_seconds_count"), grown("ttfb_seconds_count")
-        if replies:  # by Little's law, for requests and turns of realtime sessions alike
+        if replies:  # by Little's law, for requests and realtime turns alike
             self._times[SERVICE] = grown("held_s") / replies
             self._times[AT_ONCE] = grown("beside_s") / grown("held_s") if grown("held_s") else 1.0
         if spoken:
@@ -157,10 +156,10 @@ class ReplicaFigures:
         }
 
     def _grown(self, metrics: dict[str, float]) -> tuple[float, Callable[[str], float]]:
-        """Return the seconds since the window's start, and a function of a metric's growth in them.
+        """Return the seconds since the window's start, and a function of a metric's growth.
 
-        held_s: summed time of all requests in their slots. beside_s: the same sum, with each second
-        multiplied by the number of requests that run in it.
+        held_s: summed time of all requests in their slots. beside_s: the same sum, each second
+        weighted by the number of running requests.
         """
         now, used = self._now(), metrics["slots_used"]
         before_s, before = self._seen[-1] if self._seen else (now, metrics)

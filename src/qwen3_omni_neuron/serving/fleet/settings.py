@@ -30,7 +30,7 @@ from qwen3_omni_neuron.serving.settings import (
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
-# Options of a load in `args`, by the name that they have there. Ray gives the cores.
+# Options of a load by their names in `args`. Ray assigns the cores.
 _LOAD = {
     one.flag[2:].replace("-", "_"): name
     for name, one in LOAD_OPTIONS.items()
@@ -40,10 +40,7 @@ _LOAD = {
 
 @dataclass(frozen=True)
 class FleetSettings(Limits):
-    """Settings of every replica of one application: its limits, and how it loads its model.
-
-    load: options of a load, which stand beside the other `args`.
-    """
+    """Settings of an application's replicas. load: options of a load, beside the other `args`."""
 
     model: str = option(str(SPEAKING_CHECKPOINT), "checkpoint folder or hub id")
     load: LoadOptions = field(default_factory=LoadOptions)
@@ -63,7 +60,7 @@ class FleetSettings(Limits):
 
     @property
     def slots(self) -> int:
-        """Requests that a replica runs at a time, as far as known before the model is loaded."""
+        """Concurrent requests of a replica, as far as known before the model is loaded."""
         return self.max_concurrency or SLOTS
 
     def server_settings(self) -> ServerSettings:

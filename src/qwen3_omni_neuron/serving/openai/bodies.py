@@ -24,15 +24,15 @@ OTHER_MODELS = (
     *("gpt-", "chatgpt-", "whisper-", "tts-"),
     *("qwen-omni", "qwen2.5-omni", "qwen3-omni", "qwen3.5-omni", "qwen/qwen3-omni"),
 )
-"""Beginnings of the names of OpenAI's and Qwen's models, in lower case, which clients send."""
-SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, without a thread
-# More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
+"""Lower-case prefixes of the names of OpenAI's and Qwen's models, which clients send."""
+SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed without a thread
+# More than a prompt of 32,768 tokens holds: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
 Body = TypeVar("Body", bound=BaseModel)
 MOST_VALUES = 1 << 17  # commas and openings of lists and objects in a JSON text, also in strings
-# A parser takes 40 to 60 ns for each escape. Sound in base64 has at most 1 in 64 characters ("\/"),
-# and a million escapes are more text than a prompt holds.
+# A parser takes 40 to 60 ns per escape. Base64 sound has at most 1 in 64 characters ("\/"), and a
+# million escapes are more text than a prompt holds.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
 _CODES = {
@@ -45,8 +45,8 @@ _UNION = "union"  # type of the error of a union that no member fits
 class ClientObject(BaseModel):
     """Base of bodies and of objects in them. A field that is null and unknown is left out.
 
-    further: names of the fields beside its own ones that it may have; * for any, in what is sent
-    back: an object with another role than assistant is not.
+    further: names of additional fields; * for any, in what is sent back, except objects with
+    another role than assistant.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -67,18 +67,18 @@ class ClientObject(BaseModel):
         return self
 
     def may_have(self) -> Collection[str]:
-        """Return the names of the further fields that this object may have."""
+        """Return the names of additional fields that this object may have."""
         return self.further
 
 
 class OneOf:
-    """Annotation of a union whose members are told apart by their form, and objects by `type`.
+    """Annotation of a union of members that differ in form, and objects in `type`.
 
-    The tags of members stand in angle brackets, and are left out of the paths of errors.
+    The tags of members are in angle brackets, and left out of the paths of errors.
     """
 
     def __init__(self, what: str = "", **by_field: str):
-        """what: the values, for errors. by_field: types that are left out, by a field beside."""
+        """what: the values, for errors. by_field: types to leave out, by a field beside."""
         self._what, self._by_field = what, by_field
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -118,7 +118,7 @@ def _kinds_of(member: Any) -> tuple[Any, ...]:
 def parse_json(kind: type[Body], body: bytes) -> Body:
     """Parse a JSON body. Raises ApiError, which names the first wrong field."""
     try:
-        # Not model_validate_json: it would copy a union's values for the union's discriminator.
+        # model_validate_json would copy a union's values for its discriminator.
         return kind.model_validate(read_json(body, "body"))
     except ValidationError as error:
         raise refused_field(error) from error
@@ -130,7 +130,7 @@ def refused_field(
     what: str = "the body",
     see: str = "the table of fields in docs/serving.md",
 ) -> ApiError:
-    """Return the error for the first wrong field of a body. before: see `first_wrong`."""
+    """Return the error for a body's first wrong field. before: see `first_wrong`."""
     path, message = first_wrong(error, before)
     kind = error.errors(include_url=False)[0]["type"]
     kind = "type" if kind.endswith("_type") else kind
@@ -139,9 +139,9 @@ def refused_field(
 
 
 def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
-    """Return the path of the first wrong field, such as messages[0].content, and what is wrong.
+    """Return the path of the first wrong field, such as messages[0].content, and a sentence.
 
-    before: path of the value that was validated.
+    before: path of the validated value.
     """
     first = error.errors(include_url=False)[0]
     path, message = before, first["msg"]
@@ -158,10 +158,7 @@ def first_wrong(error: ValidationError, before: str = "") -> tuple[str, str]:
 
 
 def unknown_field(given: BaseModel, name: str, further: Iterable[str]) -> str:
-    """Return what is wrong with a further field, and what to use instead.
-
-    further: names that it may have.
-    """
+    """Return a sentence about an unknown field. further: names that it may have."""
     gone = removed(name, REMOVED_FIELDS)
     own = {field.alias or known for known, field in type(given).model_fields.items()}
     hint = did_you_mean(name, own.union(further) - {name})
@@ -169,9 +166,9 @@ def unknown_field(given: BaseModel, name: str, further: Iterable[str]) -> str:
 
 
 def lower_name(**others: str) -> BeforeValidator:
-    """Return a validator of names in any case. others: other names of some, by what clients write.
+    """Return a validator of names in any case; other values are left to the field.
 
-    Any other value is left to the field's own check.
+    others: names by the synonyms that clients write.
     """
 
     def change(value: Any) -> Any:
@@ -182,9 +179,9 @@ def lower_name(**others: str) -> BeforeValidator:
 
 
 def is_model(name: str, own: str) -> bool:
-    """Return whether a client may call the model so. own: its name, beside OTHER_MODELS.
+    """Return whether a client may use this name of the model. own: its name, beside OTHER_MODELS.
 
-    A name may have the prefix that clients of several providers write: openai/gpt-4o.
+    A name may have the provider's prefix: openai/gpt-4o.
     """
     name = name.removeprefix("openai/")
     return name == own or name.lower().startswith(OTHER_MODELS)
@@ -200,10 +197,10 @@ def check_model(service: Service, name: str | None) -> None:
 
 
 def read_json(text: bytes, what: str) -> Any:
-    """Return the value of a JSON text. what: name of the text, for errors. Raises ApiError.
+    """Return the value of a JSON text. what: its name in errors. Raises ApiError.
 
-    A parser holds the interpreter lock, and makes 635 MiB of 24 MiB of `[],` in 1.9 s. So values
-    and escapes are counted before, in steps of some milliseconds at most.
+    A parser holds the interpreter lock, and turns 24 MiB of `[],` into 635 MiB in 1.9 s. So values
+    and escapes are counted before, in steps of a few milliseconds.
     """
     values = escapes = 0
     for at in range(0, len(text), _STEP_BYTES):

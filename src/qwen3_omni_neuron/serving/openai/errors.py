@@ -1,4 +1,4 @@
-"""Errors in the format of OpenAI's API: a status, and a body that says what to do."""
+"""Errors in the format of OpenAI's API: a status, and a body with advice."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from qwen3_omni_neuron.options import REQUEST_OPTIONS
 RETRY_S = 1
 _OPTIONS = "|".join(option.name for option in REQUEST_OPTIONS)
 _OF_INPUT = (PromptTooLongError, AudioError, ImageError, VideoError, MessageError)
-# Status and code of the first kind that an error is of.
+# Status and code; the first matching kind wins.
 _KINDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], int, str]] = (
     (PromptTooLongError, 400, "context_length_exceeded"),
     ((AudioError, ImageError, VideoError), 400, "invalid_media"),
@@ -39,14 +39,14 @@ _KINDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], int, str]]
 
 
 UNKNOWN = "unknown_parameter"
-"""Code of the error for a field that nobody knows."""
+"""Code of the error for an unknown field."""
 
 
 class ApiError(Exception):
     """A refusal or failure with an HTTP status.
 
-    code: short name for programs. param: field of the request that is wrong. retry_after_s: seconds
-    after which the same request may succeed; None: never.
+    code: short name for programs. param: wrong field of the request. retry_after_s: seconds after
+    which the request may succeed; None: never.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ def wrong_value(message: str, param: str | None, code: str = "invalid_value") ->
 
 
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
-    """Return the error that a client gets for one of the package's errors.
+    """Return the client's error for one of the package's errors.
 
-    param: name of the request's field with the model's input. A message that begins with a path in
-    it, such as messages[0].content[1], or with an option's name, is about that.
+    param: request field with the model's input, or the path or option with which the message
+    begins, such as messages[0].content[1].
     """
     if isinstance(error, ApiError):
         return error
@@ -104,7 +104,7 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
             field = found[0][:200] if found else field
             return ApiError(status, text, code, field, RETRY_S if status in (429, 503) else None)
     if isinstance(error, EngineDiedError | ClosedError):
-        # The error's own message is for the log: process ids, and a dying process's last output.
+        # The message has process ids and a dying process's output: for the log.
         message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     if isinstance(error, RuntimeError) and text == "can't start new thread":

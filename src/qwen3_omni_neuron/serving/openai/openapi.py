@@ -1,4 +1,4 @@
-"""Parts of the OpenAPI document, and what to use instead of paths that are not in it."""
+"""Parts of the OpenAPI document, and advice for paths that are not in it."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_origin
@@ -21,7 +21,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/audio/transcriptions": {"file": "speech.wav", "response_format": "text"},
     "/v1/realtime/client_secrets": {"expires_after": {"anchor": "created_at", "seconds": 600}},
 }
-"""Body of a request by its path; a form names a file that its sender has."""
+"""Body of a request by its path; a form names a file of its sender."""
 
 
 class Problem(BaseModel):
@@ -40,7 +40,7 @@ class ErrorAnswer(BaseModel):
 
 
 def takes_json(model: Any) -> dict[str, Any]:
-    """Return what a route says of its JSON body and its errors. model: the body's class."""
+    """Return a route's JSON body and errors. model: the body's class."""
     schema = _schema(model)
     schema.pop("$defs", None)
     schema["properties"] = {**dict(model.further), **schema["properties"]}
@@ -49,17 +49,17 @@ def takes_json(model: Any) -> dict[str, Any]:
 
 
 def takes_query(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route says of its query and its errors."""
+    """Return a route's query and errors."""
     fields = _schema(model)["properties"].items()
     parameters = [{"name": name, "in": "query", "schema": field} for name, field in fields]
     return {"openapi_extra": {"parameters": parameters}, "responses": errors_of(400, 404)}
 
 
 def takes_form(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """Return what a route says of its multipart body and its errors. file: its file's name."""
+    """Return a route's multipart body and errors. file: its file's name."""
     schema = _schema(model)
     fields = schema.pop("properties")
-    # Lists are sent under a name with brackets, as OpenAI's clients do.
+    # Lists have names with brackets, as OpenAI's clients write them.
     named = {n + "[]" if f.get("type") == "array" else n: f for n, f in fields.items()}
     schema["properties"] = {file: {"type": "string", "format": "binary"}, **named}
     schema["required"] = [file, *schema.get("required", ())]
@@ -91,7 +91,7 @@ def schemas_of_options(names: Collection[str]) -> dict[str, Any]:
 
 
 def with_item_fields(kind: str) -> Callable[[dict[str, Any]], None]:
-    """Return the function that adds an item's fields to the schema of its part."""
+    """Return a function that adds an item's fields to its part's schema."""
 
     def add(schema: dict[str, Any]) -> None:
         for name, field in fields_of(kind, over_http=True).items():
@@ -112,7 +112,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def errors_of(*more: int) -> dict[int | str, dict[str, Any]]:
-    """Return the errors that an endpoint may answer with. more: statuses beside the usual ones."""
+    """Return an endpoint's possible errors. more: statuses beside the usual ones."""
     return {status: {"model": ErrorAnswer} for status in sorted((401, 403, 429, 500, 503, *more))}
 
 
@@ -151,12 +151,12 @@ ADVICE: Mapping[str, str] = {
     "/v1beta": _OWN_API,
     "/v1/v1": "The base URL ends with one /v1.",
 }
-"""What to do instead, by the beginning of the path."""
+"""Advice by the beginning of the path."""
 _WITHOUT_VERSION = ("/chat", "/responses", "/completions", "/audio", "/models", "/realtime")
 
 
 def advice_for(path: str) -> str:
-    """Return what a client of an unknown path can do."""
+    """Return advice for a client of an unknown path."""
     if path in REMOVED_PATHS:
         return f"{removed(path, REMOVED_PATHS)} {_SERVED}"
     if _begins(path, *_WITHOUT_VERSION):

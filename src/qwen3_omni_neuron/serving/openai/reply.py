@@ -19,14 +19,14 @@ Json = dict[str, Any]
 _KEY = secrets.token_bytes(32)
 _numbers = itertools.count()
 PUBLIC_ID_BYTES = 16
-"""Length of an id that is all that a client needs where nobody has a key."""
+"""Bytes of an id that alone authorises a client where nobody has a key."""
 
 
 def new_id(prefix: str, size: int = 12) -> str:
-    """Return an unguessable id with a digest of `size` bytes. May be called in any thread.
+    """Return an unguessable id with a digest of `size` bytes. Thread-safe.
 
-    Reading the system's random bytes would release the GIL, and the event loop would wait for the
-    stages' threads to get it back.
+    Reading the system's random bytes would release the GIL, and the event loop would wait to get it
+    back.
     """
     number = next(_numbers).to_bytes(8, "little")
     return prefix + blake2b(number, digest_size=size, key=_KEY).hexdigest()
@@ -49,7 +49,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Call:
-    """Tool call. arguments: JSON text, or its beginning where the reply's limit has cut it off."""
+    """Tool call. arguments: JSON text, cut off where the reply's limit was reached."""
 
     id: str
     name: str
@@ -58,7 +58,7 @@ class Call:
 
 
 ReplyPart = Reasoning | Content | Call
-# A call that has come to its arguments: its name in JSON, and the rest of the text.
+# A call up to its arguments: its name in JSON, and the rest of the text.
 _BEGUN = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(\S.*)', re.DOTALL
 )
@@ -72,7 +72,7 @@ class ReplyText:
 
     def __init__(self, thinks: bool, takes_calls: bool):
         self.reasons, self._takes_calls = thinks, takes_calls
-        # In templates, blank lines separate the answer from reasoning and calls before it.
+        # Templates put blank lines between the answer and reasoning or calls before it.
         self._strip = thinks or takes_calls
         self._call: CallText | None = None  # the reply is in a call
         self._held = ""
@@ -85,8 +85,8 @@ class ReplyText:
     def finish(self, *, at_limit: bool) -> list[ReplyPart]:
         """Return the remaining parts at the end of the reply. Raises ToolCallError, as push.
 
-        at_limit: the reply has reached its limit. The last part is then the call that is cut off,
-        if it has come to its arguments. A stop string in a call ends the reply before that call.
+        at_limit: the reply reached its limit; its last part may be a call cut off in its arguments.
+        A stop string in a call ends the reply before that call.
         """
         return self._split(last=True, tells_cut=at_limit)
 
@@ -131,9 +131,9 @@ class ReplyText:
 
 
 def _cut_call(body: str) -> list[Call]:
-    """Return the call that a reply's limit has cut off, in a list; none before its arguments.
+    """Return the call that a limit cut off, in a list; none before its arguments.
 
-    A client would take a call without arguments for one of a function that has none.
+    Clients would take a call without arguments as complete.
     """
     begun = _BEGUN.match(body)
     if begun is None:
@@ -141,7 +141,7 @@ def _cut_call(body: str) -> list[Call]:
     written = begun[2]
     try:
         name = json.loads(begun[1])
-        f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
+        f"{name}{written}".encode()  # fails for lone surrogates, which JSON can encode
     except ValueError:
         return []
     if written.startswith("{"):
@@ -150,12 +150,12 @@ def _cut_call(body: str) -> list[Call]:
         except (ValueError, RecursionError):
             pass
         else:
-            written = written[:end]  # what is cut off is the end of the call around them
+            written = written[:end]  # the cut is in the end of the surrounding call
     return [Call(new_id("call_"), name, written, complete=False)]
 
 
 def _begun(text: str, marker: str) -> int:
-    """Return how many characters at the end of a text may be the marker's beginning."""
+    """Count the characters at a text's end that may begin the marker."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)
 
@@ -174,7 +174,7 @@ def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
 
 
 def running_usage(prompt_tokens: int, made: int) -> Json:
-    """Return the usage of an answer so far. made: number of its tokens and frames."""
+    """Return the usage of an answer so far. made: its tokens and frames."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": made,
@@ -183,7 +183,7 @@ def running_usage(prompt_tokens: int, made: int) -> Json:
 
 
 def completion_usage(timings: Timings, echoed: int = 0) -> Json:
-    """Return the usage of a raw prompt's continuation. echoed: the prompt's tokens in the reply."""
+    """Return the usage of a continued raw prompt. echoed: the prompt's tokens in the reply."""
     usage = running_usage(timings.prompt_tokens + echoed, timings.text_tokens - echoed)
     return usage | {"prompt_tokens_details": {"cached_tokens": timings.reused_tokens}}
 
@@ -213,7 +213,7 @@ def realtime_usage(timings: Timings) -> Json:
 
 
 def speech_usage(timings: Timings) -> Json:
-    """Return the usage of a text that was spoken: its tokens, and the frames of its speech."""
+    """Return the usage of a spoken text: its tokens, and the frames of its speech."""
     return {
         "input_tokens": timings.text_tokens,
         "output_tokens": timings.frames,
@@ -222,7 +222,7 @@ def speech_usage(timings: Timings) -> Json:
 
 
 def transcription_usage(windows: Sequence[Timings]) -> Json:
-    """Return the usage of a transcription. windows: timings of the requests that it took."""
+    """Return the usage of a transcription. windows: timings of its requests."""
     prompt = sum(timings.prompt_tokens for timings in windows)
     audio = sum(timings.prompt_audio_tokens for timings in windows)
     text = sum(timings.text_tokens for timings in windows)
@@ -236,12 +236,12 @@ def transcription_usage(windows: Sequence[Timings]) -> Json:
 
 
 def duration_usage(seconds: float) -> Json:
-    """Return the usage of a transcription that is counted by its sound's duration."""
+    """Return the usage of a transcription billed by duration."""
     return {"type": "duration", "seconds": seconds}
 
 
 def logprob_entries(delta: TextDelta) -> list[Json]:
-    """Return the log-probability of a part of a transcript, in a list; none where it has no text.
+    """Return the log-probability of a part of a transcript, in a list; none without text.
 
     Tokens that only together spell a character are one entry, with the sum of their
     log-probabilities.
@@ -255,7 +255,7 @@ def logprob_entries(delta: TextDelta) -> list[Json]:
 def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json]:
     """Return the log-probability of each token of a delta, in the form of chat completions.
 
-    spell: returns the bytes of a token. None are returned for a token that is no text.
+    spell: returns a token's bytes, or None if it is no text.
     """
     if not delta.text:
         return []
@@ -295,7 +295,7 @@ def text_logprobs(
 def _token_logprob(token_id: int, logprob: float, spell: Callable[[int], bytes]) -> Json:
     spelled = spell(token_id)
     text = spelled.decode(errors="replace")
-    # -infinity, which JSON lacks, is -9999.0 to OpenAI's clients.
+    # OpenAI writes -9999.0 for -infinity, which JSON lacks.
     return {"token": text, "bytes": list(spelled), "logprob": max(logprob, -9999.0)}
 
 

@@ -1,4 +1,4 @@
-"""Responses: a body, the chat request that it becomes, and its output items and events."""
+"""Responses: a body, its chat request, and its output items and events."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -44,7 +44,7 @@ NO_TOOLS = (
 
 
 def must(fit: Callable[[Any], bool], why: str) -> AfterValidator:
-    """Return a validator that refuses a value, which does not fit, with a sentence."""
+    """Return a validator that refuses an unfitting value with a sentence."""
 
     def check(value: Any) -> Any:
         if not fit(value):
@@ -223,7 +223,7 @@ class ItemsQuery(ClientObject):
 
 
 def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the fields of a query. Its one list, include, is sent as include or include[]."""
+    """Return the fields of a query. Its list, include, is sent as include or include[]."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name.removesuffix("[]") == "include":
@@ -236,7 +236,7 @@ def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 _Key = Annotated[str, StringConstraints(max_length=64)]
 _Value = Annotated[str, StringConstraints(max_length=512)]
 Metadata = Annotated[dict[_Key, _Value], Field(max_length=16)]
-"""OpenAI's, with its limits."""
+"""OpenAI's field, with its limits."""
 
 
 class ResponseRequest(chat.TextRequest):
@@ -274,7 +274,7 @@ class ResponseRequest(chat.TextRequest):
 
 
 def check_response_request(asked: ResponseRequest) -> None:
-    """Refuse what only other paths or OpenAI itself have. Raises ApiError."""
+    """Refuse fields of other paths or of OpenAI alone. Raises ApiError."""
     check_only(asked.model_extra or {}, REFUSED_IN_RESPONSES)
     if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
@@ -283,9 +283,9 @@ def check_response_request(asked: ResponseRequest) -> None:
 def chat_request_of(
     asked: ResponseRequest, items: Iterable[tuple[str, InputItem]], context_length: int
 ) -> tuple[chat.ChatRequest, list[str]]:
-    """Return a request as a chat request, and the names of its messages for errors.
+    """Return a chat request, and the names of its messages for errors. Raises ApiError.
 
-    items: items of the whole conversation by their names, without references. Raises ApiError.
+    items: of the whole conversation by name, without references.
     """
     messages, names = list[chat.Message](), list[str]()
     if asked.instructions:
@@ -294,7 +294,7 @@ def chat_request_of(
     other = names_in(RESPONSES, "") | REFUSED_IN_RESPONSES.keys()
     more = {n: v for n, v in (asked.model_extra or {}).items() if n not in other}
     if asked.max_output_tokens is None:
-        # Clients take the end at a limit that they have not set for a failure.
+        # Clients treat an end at a limit that they did not set as a failure.
         more.setdefault("thinker_max_new_tokens", context_length)
     same = ("stream", "temperature", "top_p", "seed", "stop", "top_logprobs")
     more |= {name: getattr(asked, name) for name in same}
@@ -334,7 +334,7 @@ def chat_request_of(
 
 
 def _message(item: InputItem, before: Sequence[chat.Message]) -> chat.Message | None:
-    """Return an item as a message, None where it has none or is added to the last one before it."""
+    """Return an item as a message, None if it has none or is added to the last one before it."""
     made = chat.Message.model_construct  # the items are validated
     if isinstance(item, InputMessage):
         return made(role=item.role, content=item.content)
@@ -366,7 +366,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 class OutputItems:
     """Items of one response: a text, reasoning or call each, in the order of the reply.
 
-    items: all items so far, as OpenAI's API has them; the last one may be in progress.
+    items: all items so far, in OpenAI's form; the last one may be in progress.
     """
 
     def __init__(self, in_spaces: Mapping[str, tuple[str, str]]):
@@ -378,7 +378,7 @@ class OutputItems:
         self._open: str | None = None  # its type
 
     def add(self, part: ReplyPart) -> Iterator[ResponseEvent]:
-        """Add the next part of the reply. Yields the events for it."""
+        """Add the next part of the reply. Yields its events."""
         if isinstance(part, Call):
             yield from self.end()
             yield from self._call(part)
@@ -393,9 +393,9 @@ class OutputItems:
         yield self._of_part(f"response.{self._text_kind}.delta", logprobs, delta=part.text)
 
     def finish(self, status: str) -> Iterator[ResponseEvent]:
-        """End the last item with a status. Yields the events for it.
+        """End the last item with a status. Yields its events.
 
-        A reply of no text and no call is a message without text: clients expect one.
+        A reply without text and call is a message without text: clients expect one.
         """
         if all(item["type"] == "reasoning" for item in self.items) and self._open != "message":
             yield from self.end()
@@ -403,7 +403,7 @@ class OutputItems:
         yield from self.end(status)
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
-        """End the text in progress, if there is one. Yields the events for it."""
+        """End the text in progress, if any. Yields its events."""
         if self._open is None:
             return
         kind, text, item = self._text_kind, "".join(self._texts), self.items[-1]
@@ -452,14 +452,14 @@ class OutputItems:
 
 
 def sent_back(item: Json) -> Json:
-    """Return an item as a later turn takes it: without log-probabilities, which may be long."""
+    """Return an item for a later turn: without log-probabilities, which may be long."""
     if item["type"] != "message":
         return item
     return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
 def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
-    """Return an input's items in JSON by their ids: the client's, unless it has come before."""
+    """Return an input's items in JSON by their ids: the client's, unless repeated."""
     made = dict[str, bytes]()
     for item in items:
         pause()
@@ -471,9 +471,9 @@ def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
 
 
 def newly_listed(earlier: Mapping[str, bytes], items: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return those of a turn's items that a list of its conversation has not yet, by ids there.
+    """Return a turn's items that a list of its conversation lacks, by ids there.
 
-    An item that is sent again is left out; another one of the same id gets a new id.
+    A repeated item is left out; another one with the same id gets a new id.
     """
     made = dict[str, bytes]()
     for own, content in items.items():
@@ -490,7 +490,7 @@ def newly_listed(earlier: Mapping[str, bytes], items: Mapping[str, bytes]) -> di
 
 
 def listed(name: str, content: bytes) -> Json:
-    """Return an item as a list has it: with its id there, type, status and parts."""
+    """Return an item in a list's form: with its id there, type, status and parts."""
     made = {"type": "message", "status": "completed", **from_json(content), "id": name}
     said = made.get("content")
     if isinstance(said, str):
@@ -500,7 +500,7 @@ def listed(name: str, content: bytes) -> Json:
 
 
 def _said(content: bytes) -> Json:
-    """Return what an item says, without what clients leave out or add."""
+    """Return an item's content, without fields that clients leave out or add."""
     item = listed("", content)
     said = {name: item.get(name) for name in _SAID}
     if isinstance(said["content"], list):
@@ -521,7 +521,7 @@ def _item_id(kind: str) -> str:
 
 
 def _in_event(logprob: Json) -> Json:
-    """Return a token's log-probability as events have it: without the token's bytes."""
+    """Return a token's log-probability in the form of events: without the token's bytes."""
     bare = {"token": logprob["token"], "logprob": logprob["logprob"]}
     if "top_logprobs" in logprob:
         bare["top_logprobs"] = [_in_event(other) for other in logprob["top_logprobs"]]

@@ -1,4 +1,4 @@
-"""The web page at / for conversations with the model: files with fixed paths, read once."""
+"""The web page at / for conversations: files with fixed paths, read once."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NAMES = sorted(file.name for file in _FOLDER.iterdir() if file.suffix in _TYPES)
 FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
 """All files of the page by their URL paths."""
-# The page loads everything from its own server, and no other page may embed it in a frame.
+# The page loads only from its own server, and no other page may embed it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

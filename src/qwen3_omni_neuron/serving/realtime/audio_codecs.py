@@ -1,4 +1,4 @@
-"""Codecs of realtime sound <-> float32 samples: 16-bit PCM, and telephony's mu-law and A-law."""
+"""Codecs of realtime sound <-> float32 samples: 16-bit PCM, mu-law and A-law."""
 
 import binascii
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.events.encoding import pcm16, samples_of_pcm16
 from qwen3_omni_neuron.serving.openai.errors import ApiError, wrong_value
 
-TURN_RATE = 16000  # sample rate of the sound in turns
-MOST_SOUND_BYTES = 15 << 20  # limit of one event
+TURN_RATE = 16000  # Hz of the sound in turns
+MOST_SOUND_BYTES = 15 << 20  # per event
 Samples = NDArray[np.float32]
 _EMPTY = np.zeros(0, np.float32)
-_LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # ITU-T G.711, by their names in libsndfile
+_LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # ITU-T G.711: names in libsndfile
 _RAW: Any = {"samplerate": 8000, "channels": 1, "format": "RAW"}
 
 
@@ -45,11 +45,11 @@ def _decode(law: str, data: bytes) -> Samples:
 
 
 def _encode(law: str, samples: Samples) -> bytes:
-    # Rounded to the 14 or 13 bits of a law; libsndfile drops the lower ones of 16, towards 0.
+    # Rounded to a law's 14 or 13 bits; libsndfile truncates 16 bits towards 0.
     unit = 4 if law == "ULAW" else 8
     values = np.rint(samples.clip(-1, 1) * (32768 // unit - 1)).astype(np.int16) * unit
     if law == "ALAW":
-        values += np.where(values < 0, 7, 0).astype(np.int16)  # -1 has no size, as 0
+        values += np.where(values < 0, 7, 0).astype(np.int16)  # -1 becomes 0
     file = BytesIO()
     with soundfile.SoundFile(file, "w", subtype=law, **_RAW) as coded:
         coded.write(values)
@@ -57,14 +57,14 @@ def _encode(law: str, samples: Samples) -> bytes:
 
 
 class Resampler:
-    """Streaming resampler. For equal rates it changes nothing."""
+    """Streaming resampler; equal rates change nothing."""
 
     def __init__(self, from_rate: int, to_rate: int):
         self._rates = from_rate, to_rate
         self._stream: Any = None
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
-        """Add a piece and return the samples that it completes; after the last piece, all."""
+        """Return the samples that a piece completes; with the last piece, all."""
         from_rate, to_rate = self._rates
         if from_rate == to_rate:
             return samples
@@ -85,7 +85,7 @@ class Resampler:
 
 
 def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
-    """Decode samples that a client sent in base64. Raises ApiError."""
+    """Decode a client's base64 samples. Raises ApiError."""
     if len(text) > MOST_SOUND_BYTES // 3 * 4 + 4:
         message = f"{where} has more than {MOST_SOUND_BYTES} bytes, the most at once. Send less."
         raise ApiError(400, message, "audio_too_large", where)
@@ -102,5 +102,5 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
 
 def encoded_sound(samples: Samples, codec: Codec) -> str:
     """Encode samples at the codec's rate in base64."""
-    # A resampled value may slightly exceed full scale.
+    # Resampled values may slightly exceed full scale.
     return pybase64.b64encode_as_string(codec.encode(samples.clip(-1, 1)))

@@ -1,4 +1,4 @@
-"""DashScope's events, Qwen's own service, as OpenAI's, and back: flat sessions and other names."""
+"""Events of DashScope, Qwen's own service, <-> OpenAI's: flat sessions and other names."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -22,18 +22,18 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     name: (f"thinker_{name}",)
     for name in ("temperature", "top_p", "top_k", "repetition_penalty", "presence_penalty")
 }
-"""Place in a session of OpenAI's, by the name in a flat session."""
-_TURNED_OFF = ("input_audio_transcription", "turn_detection")  # by null; elsewhere null is absence
-_OF_RESPONSES = ("modalities", "voice", "output_audio_format")  # that a response shows
-# Whether a client writes pcm or pcm16, the rates are these.
+"""Places in OpenAI's session of names in a flat session."""
+_TURNED_OFF = ("input_audio_transcription", "turn_detection")  # by null, elsewhere absence
+_OF_RESPONSES = ("modalities", "voice", "output_audio_format")  # shown in a response
+# For both pcm and pcm16.
 _RATES = {"input_audio_format": 16000, "output_audio_format": 24000}
 _OF_SERVER_VAD = ("threshold", "prefix_padding_ms", "silence_duration_ms")
 FIRST: Json = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}
-"""Fields with which a session begins."""
+"""Initial fields of a session."""
 
 
 def heard(event: Json) -> Json:
-    """Return a client's event as one of OpenAI's. Raises ApiError."""
+    """Return a client's event as OpenAI's. Raises ApiError."""
     if event.get("type") == "input_image_buffer.append":
         if not isinstance(event.get("image"), str):
             raise wrong_value("image: Input should be a JPEG file in base64.", "image")
@@ -46,7 +46,7 @@ def heard(event: Json) -> Json:
 
 
 def told(kind: str, fields: Json) -> tuple[str, Json] | None:
-    """Return a server event with DashScope's names; None where it has no such event."""
+    """Return a server event with DashScope's names; None if it has no such event."""
     if kind == "conversation.item.done":
         return None
     if kind == "conversation.item.added":
@@ -58,7 +58,7 @@ def told(kind: str, fields: Json) -> tuple[str, Json] | None:
 
 
 def _nested(given: Json) -> Json:
-    """Return a client's flat fields in the places of OpenAI's."""
+    """Return a client's flat fields in OpenAI's places."""
     made: Json = {}
     for name, value in given.items():
         absent = value is None and name not in _TURNED_OFF
@@ -82,7 +82,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "modalities" and value in (["text", "audio"], ["audio", "text"]):
         return ["audio"]
     if name == "turn_detection" and isinstance(value, dict):
-        if value.get("type") == "semantic_vad":  # the SDK sends fields of server_vad, too
+        if value.get("type") == "semantic_vad":  # the SDK also sends fields of server_vad
             return {n: v for n, v in value.items() if n not in _OF_SERVER_VAD}
         return {"silence_duration_ms": 800, **value}
     if name == "tools" and isinstance(value, list):
@@ -91,13 +91,13 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _out_of_function(given: Any) -> Any:
-    """Return a tool, or the choice of one, without the object `function` around its fields."""
+    """Return a tool, or a tool choice, without the object `function` around its fields."""
     inner = given.get("function") if isinstance(given, dict) else None
     return {"type": given.get("type"), **inner} if isinstance(inner, dict) else given
 
 
 def _flat(given: Json) -> Json:
-    """Return a session or response as DashScope's clients know it."""
+    """Return a session or response in DashScope's form."""
     made = {name: value for name, value in given.items() if name not in ("type", "audio")}
     for name in _OF_RESPONSES if "output" in given else _PLACES:
         value: Any = given
@@ -130,7 +130,6 @@ def _item(item: Json) -> Json:
 
 
 def _error(error: Json) -> Json:
-    """Return an error with the flat names of fields."""
     made = dict(error)
     for key, name in product(("message", "param"), _PLACES):
         if made[key]:

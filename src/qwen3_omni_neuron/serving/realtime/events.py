@@ -24,7 +24,7 @@ Json = dict[str, Any]
 Result = TypeVar("Result")
 EventId = Annotated[str, Field(max_length=512)]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
-_FURTHER = names_in(ITEM, "") - {"*"}  # fields that items of a client may have, too
+_FURTHER = names_in(ITEM, "") - {"*"}  # additional fields of a client's items
 
 
 class ContentPart(ClientObject):
@@ -167,7 +167,7 @@ _ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | ItemReference, OneOf()]]
 )
 _LARGE = 1 << 18  # characters in strings
-_VALUE = 1 << 6  # characters that take as long to write as one value of a list or object
+_VALUE = 1 << 6  # characters that take as long to write as a value of a list or object
 _EVENTS: Mapping[str, type[ClientEvent]] = {
     name: kind
     for kind in get_args(ClientEvent)
@@ -176,7 +176,7 @@ _EVENTS: Mapping[str, type[ClientEvent]] = {
 
 
 class ClientGoneError(Exception):
-    """The connection was lost while an event was sent."""
+    """The connection was lost during a send."""
 
 
 def parse_event(text: str) -> Json:
@@ -210,22 +210,22 @@ def read_items(given: Any) -> list[Item | ItemReference]:
 
 
 def wrong_field(error: ValidationError, before: str = "") -> ApiError:
-    """Return the error that names the first wrong field. before: as of `first_wrong`."""
+    """Return the error of the first wrong field. before: as of `first_wrong`."""
     return refused_field(error, before, "the event", "docs/realtime.md")
 
 
 @dataclass(frozen=True)
 class Base64:
-    """Base64 of an event, which is written into its JSON unread.
+    """Base64 of an event, copied into its JSON.
 
-    json.dumps would look for characters to escape: 25 ms without the GIL for ten minutes of sound.
+    json.dumps would search it for escapes: 25 ms without the GIL for ten minutes of sound.
     """
 
     text: str
 
 
 def is_large(fields: Json) -> bool:
-    """Return whether writing an event's fields as JSON may take more than a millisecond or two."""
+    """Return whether an event's JSON may take more than 1 or 2 ms to write."""
     left, found = _LARGE, list[Any](fields.values())
     while found and left >= 0:
         value = found.pop()
@@ -240,10 +240,10 @@ def is_large(fields: Json) -> bool:
 
 
 def server_event(kind: str, **fields: Any) -> str:
-    """Return a server event as JSON in ASCII: a client's text may have lone surrogates."""
+    """Return a server event as ASCII JSON: a client's text may have lone surrogates."""
     event = {"type": kind, "event_id": new_id("event_"), **fields}
     texts: list[str] = []
-    placeholder = f"base64_{event['event_id']}"  # no client can know it
+    placeholder = f"base64_{event['event_id']}"  # unknown to clients
 
     def take(value: Base64) -> str:
         texts.append(value.text)
@@ -256,11 +256,11 @@ def server_event(kind: str, **fields: Any) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """Connection of one session, which all its parts share.
+    """Connection of one session, shared by its parts.
 
     raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client speaks
-    DashScope's events. A reference to the session would be a cycle, and keep its sound until the
-    next garbage collection.
+    DashScope's events. It must not refer to the session: the cycle would keep its sound until a
+    garbage collection.
     """
 
     raw_send: Send
@@ -284,7 +284,7 @@ class Connection:
             raise ClientGoneError from error
 
     async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
-        """Send an error event. event_id: id of the client's event that caused the error."""
+        """Send an error event. event_id: of the client's event that caused it."""
         await self.send("error", error={**error.body["error"], "event_id": event_id})
 
     async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -30,15 +30,14 @@ from qwen3_omni_neuron.serving.realtime.turn_detector import (
     load_judge,
 )
 
-_LEAST_PIECE = 24  # samples: a shorter piece of sound takes as much memory
+_LEAST_PIECE = 24  # samples: shorter pieces take as much memory
 
 
 class InputBuffer:
     """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
 
-    item_id: id for the item of the user's current turn. keeps: the turns' sound becomes part of the
-    conversation; false where it is only transcribed.
-    Methods that are not async are for the session's thread.
+    item_id: of the user's current turn. keeps: false if turns are only transcribed, not added to
+    the conversation. Methods that are not async are for the session's thread.
     """
 
     def __init__(
@@ -58,12 +57,12 @@ class InputBuffer:
         self.item_id = new_id("item_")
         # The user's unfinished turn.
         self._samples = 0
-        self._held = 0  # bytes that its item counts for
+        self._held = 0  # bytes reserved for its item
         self._transcript: TurnTranscript | None = None
 
     @property
     def is_empty(self) -> bool:
-        """True where the user's turn has not begun."""
+        """True before the user's turn begins."""
         return not self._samples
 
     def set_format(self, form: SoundFormat) -> list[TurnEvent]:
@@ -74,26 +73,26 @@ class InputBuffer:
         return found
 
     def detect(self, settings: TurnSettings | None) -> None:
-        """Detect turns by other settings from now on, None: not at all."""
+        """Replace the settings of turn detection; None: off."""
         if settings is not None and settings.by_meaning:
             load_judge()  # now, and not in the first turn's pause
         if settings is None:
             self._detector = None
         elif self._detector is None:
             self._detector = TurnDetector(settings, SileroVad(), at=self._at)
-        else:  # a turn that the user speaks goes on
+        else:  # a turn that the user speaks continues
             self._detector.settings = settings
 
     def push(self, text: str) -> list[TurnEvent]:
-        """Process sound in base64. Returns what the session has to react to. Raises ApiError."""
+        """Process base64 sound. Returns events for the session to handle. Raises ApiError."""
         return self._take(self._resampler.push(decoded_sound(text, self.codec, "audio")))
 
     def judged(self, complete: bool) -> list[TurnEvent]:
-        """Go on after a pause that was judged: see `TurnDetector.judged`."""
+        """Resume after a judged pause: see `TurnDetector.judged`."""
         return [] if self._detector is None else self._detector.judged(complete)
 
     def append(self, samples: Samples) -> None:
-        """Append sound to the user's turn. Raises ApiError if the session holds too much."""
+        """Append sound to the user's turn. Raises ApiError over the session's limit."""
         if self.is_empty:
             self._transcript = self._transcriber.begin(self.item_id)
         account, size = self._items.account, sound_bytes(len(samples))
@@ -112,14 +111,14 @@ class InputBuffer:
             self._transcriber.hear(self._transcript, samples)
 
     def expect_speech(self, seconds: float) -> None:
-        """Start the idle timeout, if there is one, after so many seconds."""
+        """Start the idle timeout, if there is one, after `seconds`."""
         if self._detector is not None:
             self._detector.wait(seconds)
 
     async def commit(self, flush: bool) -> tuple[Turn, TurnTranscript | None]:
         """End the user's turn, and send its item's events; return it with its transcript.
 
-        flush: include sound that the resampler and the detector still hold. Raises ApiError.
+        flush: include sound in the resampler and the detector. Raises ApiError.
         """
         try:
             turn, before, transcript = await self._connection.in_thread(self._commit, flush)

@@ -1,4 +1,4 @@
-"""Items of a conversation: the turns of its session as clients see them, by their ids."""
+"""Items of a conversation: the turns of its session as clients see them, by id."""
 
 import sys
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ from qwen3_omni_neuron.serving.realtime.events import (
 )
 from qwen3_omni_neuron.session import Session
 
-ITEM_BYTES = 1024  # bytes that an item counts for beside its content
+ITEM_BYTES = 1024  # bytes counted per item beside its content
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
 _MOST_LOGGED = 64  # warnings in a session's log line
-# Fields of a part of content by its type, beside those without effect.
+# Fields of a content part by its type, beside those without effect.
 _PART_FIELDS = {
     **{"input_text": ("text",), "input_audio": ("audio", "transcript")},
     **{"input_image": ("image_url",), "output_text": ("text",), "output_audio": ("transcript",)},
@@ -50,7 +50,7 @@ def new_item(kind: str, item_id: str | None = None, **fields: Any) -> Json:
 
 
 def item_of(turn: Turn | Reply, codec: Codec | None = None) -> Json:
-    """Return a turn as clients see it. codec: format of the user's sound; None: without it."""
+    """Return a turn as clients see it. codec: of the user's sound; None: omit it."""
     item = dict(turn.shown)
     if isinstance(turn, Reply):
         begun = item["status"] == "in_progress"
@@ -68,18 +68,17 @@ def item_of(turn: Turn | Reply, codec: Codec | None = None) -> Json:
 
 
 def reply_part(spoken: bool, text: str) -> Json:
-    """Return the one part of a reply's content."""
+    """Return the only part of a reply's content."""
     if spoken:
         return {"type": "output_audio", "transcript": text}
     return {"type": "output_text", "text": text}
 
 
 class ConversationItems:
-    """Items of a session: its turns in their order, each with the id that its client knows.
+    """Items of a session: its turns in order, each with the id that its client knows.
 
-    A turn's `shown` is the item as clients see it, without a reply's content. account: bytes that
-    the session holds.
-    Coroutines answer clients' events; all other methods are for the session's thread.
+    A turn's `shown` is the item as clients see it, without a reply's content. account: the
+    session's bytes. Coroutines answer clients' events; other methods are for the session's thread.
     """
 
     def __init__(self, connection: Connection, omni: Qwen3Omni, session: Session, account: Account):
@@ -98,7 +97,7 @@ class ConversationItems:
         await self.announce(made, before, warnings)
 
     async def draft(self, item: Item, codec: Codec) -> tuple[Turn, list[str]]:
-        """Read a client's item with its media. Returns the warnings about its files, too."""
+        """Read a client's item and media. Returns its turn and warnings about its files."""
         service, context = self._connection.service, self._connection.context
         service.count_without_effect(ITEM, item)
         media = MediaReader(service, self._omni, context.owner)
@@ -132,13 +131,13 @@ class ConversationItems:
         await self._connection.send("conversation.item.deleted", item_id=item_id)
 
     async def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Truncate a reply to the part that was heard. Raises ApiError."""
+        """Truncate a reply to its heard part. Raises ApiError."""
         fields = {"item_id": item_id, "content_index": content_index, "audio_end_ms": audio_end_ms}
         await self._connection.in_thread(self._truncate, **fields)
         await self._connection.send("conversation.item.truncated", **fields)
 
     def previous(self, turn: Turn | Reply) -> str | None:
-        """Return the id of the item before a turn of the history."""
+        """Return the id of the item before a turn."""
         turns = self.session.turns
         at = turns.index(turn)
         return turns[at - 1].id if at else None
@@ -153,14 +152,14 @@ class ConversationItems:
         ]
 
     def begin_reply(self, reply: Reply, speed: float) -> str | None:
-        """Make an item of a reply in the history. Returns the previous item's id."""
+        """Create an item of a reply in the history. Returns the previous item's id."""
         reply.shown = new_item("message", role="assistant", status="in_progress")
         reply.id, reply.size, reply.speed = reply.shown["id"], ITEM_BYTES, speed
         self.account.add(reply.size)
         return self.previous(reply)
 
     def add_call(self, draft: Turn, after: Sequence[str | None]) -> str | None:
-        """Insert a reply's call after the last of these items; return the previous item's id."""
+        """Insert a reply's call after the last of `after`; return the previous item's id."""
         ids = [turn.id for turn in self.session.turns]
         left = [ids.index(item_id) for item_id in after if item_id in ids]
         self.account.add(draft.size)
@@ -169,7 +168,7 @@ class ConversationItems:
     def settle(self, reply: Reply, text: str, as_it_is: bool) -> None:
         """End a reply's item, unless a client has deleted it.
 
-        text: text that clients got. as_it_is: False if the reply has other text, such as reasoning.
+        text: as sent to clients. as_it_is: False if the reply also has other text, as reasoning.
         """
         if reply not in self.session.turns:
             return
@@ -203,7 +202,7 @@ class ConversationItems:
         return self._insert_at(draft, turns.index(self._found(after, "previous_item_id")) + 1)
 
     def _insert_at(self, draft: Turn, at: int) -> tuple[Json, str | None]:
-        """Insert an item before the turn with an index. Returns it, and the previous item's id."""
+        """Insert an item at an index. Returns it, and the previous item's id."""
         turns = self.session.turns
         read = self.session.read(draft.message)
         turn = replace(read, id=draft.id, shown=draft.shown, size=draft.size)
@@ -237,7 +236,7 @@ class ConversationItems:
         self.session.heard(min(heard_s, reply.audio_s), reply)  # stretching rounds to whole samples
 
     def _found(self, item_id: str, param: str, event: str | None = None) -> Turn | Reply:
-        """Return an item. event: kind of the event that is about it. Raises ApiError."""
+        """Return an item. event: kind of the event about it. Raises ApiError."""
         for turn in self.session.turns:
             if turn.id == item_id:
                 return turn
@@ -252,7 +251,7 @@ def _in_progress(item_id: str) -> ApiError:
 
 
 def read_item(item: Item, account: Account, media: MediaReader, codec: Codec) -> Turn:
-    """Read a client's item into a draft, whose size the account holds. Raises ApiError."""
+    """Read a client's item into a draft, reserving its size. Raises ApiError."""
     draft = draft_of(item)
     account.hold(draft.size)
     try:
@@ -270,7 +269,7 @@ def _hold(draft: Turn, account: Account, size: int) -> None:
 
 
 def draft_of(item: Item) -> Turn:
-    """Return the draft of an item, without a message's content. No account holds its size."""
+    """Return the draft of an item, without a message's content, reserving nothing."""
     texts: list[str | None]
     if isinstance(item, OutputItem):
         draft, texts = Turn("tool", item.output), [item.output]
@@ -315,7 +314,7 @@ def _read_content(
 def _read_part(
     part: ContentPart, role: str, where: str, media: MediaReader, codec: Codec
 ) -> tuple[Json, Json]:
-    """Return a part of a message's content for the API, and as clients see it."""
+    """Return a content part for the API, and as clients see it."""
     # Pipecat's client sends an assistant's text as input_text.
     if role == "assistant" and part.type in ("output_text", "output_audio", "input_text"):
         text = _required(part, "transcript" if part.type == "output_audio" else "text", where)

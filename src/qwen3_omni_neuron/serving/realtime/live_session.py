@@ -1,4 +1,4 @@
-"""Realtime sessions: acceptance, client events in, server events out, until either side ends it."""
+"""Realtime sessions: acceptance, client events in, server events out, until either side ends."""
 
 import asyncio
 import time
@@ -51,17 +51,17 @@ PATHS = (PATH, DASHSCOPE_PATH)
 TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 _TICK_S = 0.1
 _SMALL_EVENT = 1 << 16  # characters of an event that is parsed without a thread
-_CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
+_CONFIG_COPIES = 4  # a configuration's JSON, objects, options and turns
 
 
 class RealtimeSockets:
-    """ASGI application for all sessions of a server. For one event loop."""
+    """ASGI application for all sessions of a server, in one event loop."""
 
     def __init__(self, service: Service):
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one session. Raises ApiError before it has begun."""
+        """Serve one session. Raises ApiError before it begins."""
         service, context = self._service, scope["context"]
         answer: AnswerSender = scope["answer"]
         asked = parse_qs(scope["query_string"].decode("latin-1"))
@@ -94,7 +94,7 @@ class RealtimeSockets:
 
 
 class LiveSession:
-    """One session: passes each event to the part it concerns."""
+    """One session: passes each event to its part."""
 
     def __init__(
         self, connection: Connection, omni: Qwen3Omni, receive: Receive, kind: SessionType
@@ -107,7 +107,7 @@ class LiveSession:
         self._voices = service.voices_of(omni)
         self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = turn_detector.judges(omni)
-        self._config_bytes = 0  # bytes of the configuration in the account
+        self._config_bytes = 0  # reserved for the configuration
         self._updated = self._refused = False  # the client's session.update was, once
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
@@ -142,7 +142,7 @@ class LiveSession:
                 self._connection.context.error = "client_left"
 
     async def _read(self) -> None:
-        """Answer the client's events one after the other."""
+        """Answer the client's events in order."""
         first = dashscope.FIRST if self._connection.is_dashscope else {}
         first = merged(first, self._connection.context.session)  # fields of its client's secret
         await self._set(await self._with(first))
@@ -153,7 +153,7 @@ class LiveSession:
             await self._heard(message.pop("text", None))
 
     async def _heard(self, text: str | None) -> None:
-        """Answer a client's event, or send the error that it caused."""
+        """Answer a client's event, or send its error."""
         given: Json = {}
         try:
             if text is None:
@@ -204,7 +204,7 @@ class LiveSession:
             await self._connection.raw_send(message)
 
     async def _answer(self, event: events.ClientEvent) -> None:
-        """Do what a client's event asks for. Raises ApiError and the API's errors."""
+        """Handle a client's event. Raises ApiError and the API's errors."""
         match event:
             case events.SessionUpdate():
                 await self._update(event.session)
@@ -240,7 +240,7 @@ class LiveSession:
                 await self._responses.cancel(event.response_id)
 
     async def _signalled(self, kind: str) -> None:
-        """Do what a client's event without fields asks for."""
+        """Handle a client's event without fields."""
         if kind == "session.finish":
             await self._responses.ended()
             await self._send("session.finished")
@@ -262,7 +262,7 @@ class LiveSession:
         await self._send(event, session=made | await self._in_thread(shown, self._config))
 
     async def _with(self, given: Json) -> SessionConfig:
-        """Return the configuration with a client's fields. Raises ApiError."""
+        """Return the configuration updated by a client's fields. Raises ApiError."""
         known = self._voices, self._by_meaning
         config: SessionConfig = await self._in_thread(updated, self._config, given, *known)
         return config
@@ -284,7 +284,7 @@ class LiveSession:
             raise refusal
 
     async def _set(self, config: SessionConfig) -> None:
-        """Set the configuration, and what follows from it. Raises ApiError."""
+        """Apply the configuration. Raises ApiError."""
         before = self._config
         await self._count(config)
         self._updated = True
@@ -297,7 +297,7 @@ class LiveSession:
             await self._in_thread(self._detect)
 
     async def _count(self, config: SessionConfig) -> None:
-        """Set the session's instructions and options, and count their bytes. Raises ApiError."""
+        """Set the session's instructions and options, and reserve their bytes. Raises ApiError."""
         size = _CONFIG_COPIES * len(await self._in_thread(config.model_dump_json))
         self._account.hold(size)
         try:
@@ -319,7 +319,7 @@ class LiveSession:
     # The user's turns.
 
     async def _react_to(self, found: Sequence[TurnEvent]) -> None:
-        """Do all that follows from what the turn detector has found; raise the first error."""
+        """Handle all events of the turn detector; raise the first error."""
         left, failure = deque(found), None
         while left:
             try:
@@ -335,7 +335,7 @@ class LiveSession:
             del failure  # breaks its reference cycle with this frame
 
     async def _react(self, event: TurnEvent) -> Sequence[TurnEvent]:
-        """Do what follows from one event. Returns what the turn detector finds next."""
+        """Handle one event. Returns the turn detector's next events."""
         detection = self._config.audio.input.turn_detection
         if detection is None:
             return ()
@@ -361,7 +361,7 @@ class LiveSession:
     async def _pause(self, heard: Samples | None, answers: bool) -> Sequence[TurnEvent]:
         """Compute the prompt ahead, and meanwhile judge whether the turn is complete.
 
-        heard: see `Paused`. Returns what the turn detector finds next.
+        heard: see `Paused`. Returns the turn detector's next events.
         """
         judging = None
         if heard is not None:
@@ -376,7 +376,7 @@ class LiveSession:
         return await self._in_thread(self._input.judged, await judging)
 
     async def _end_turn(self, kind: str, times: dict[str, int], answers: bool) -> None:
-        """Commit the user's turn, and answer it. kind, times: the event that tells the client."""
+        """Commit the user's turn, and answer it. kind, times: of the client's event."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
             turn, transcript = await self._input.commit(flush=False)

@@ -1,4 +1,4 @@
-"""One response: converts a reply's events to OpenAI's events, in their order."""
+"""One response: a reply's events as OpenAI's events, in order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 class Response:
     """One response. `begin` sends its events; `abandon` cancels it.
 
-    message: its reply in the conversation, None if it is not kept.
+    message: its reply in the conversation, or None.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Response:
         self._codec = codec_of(form.type, form.rate)
         self._served: ServedStream  # set by `begin`, as is its playback
         self.playback: Playback
-        # Ids of its items in the conversation, after that of the item before them.
+        # Ids of its items in the conversation, after that of the previous item.
         self._kept: list[str | None] = [None]
         self._reason: CancelReason | None = None
         thinks = connection.service.model.take().info.thinks
         self._split = ReplyText(thinks, takes_calls)
         self._text_field = "transcript" if spoken else "text"
         self._output: list[Json] = []  # its items as clients see them; the last one is being sent
-        self._open = False  # True while the last item is a message that goes on
+        self._open = False  # True while the last item is an unfinished message
         self._calls = 0
-        self._dropped = False  # True if some of the reply's text is in no message
+        self._dropped = False  # True if some text is in no message
         self._settled = False
         changed = spoken and self._speed != 1
         self._tempo = Tempo(self._speed) if changed else None
@@ -97,7 +97,7 @@ class Response:
         return self._task is not None and not self._task.done()
 
     def begin(self, stream: ReplyStream, before: str | None) -> None:
-        """Start to send its events. before: id of the item before the reply's, if it has one."""
+        """Start to send its events. before: id of the item before the reply's, if any."""
         self._served = ServedStream(stream, self._connection.service, speed=self._speed)
         self.playback = self._served.playback
         if self._in_history:
@@ -115,7 +115,7 @@ class Response:
             await asyncio.wait((self._task,))
 
     def abandon(self, reason: CancelReason = "client_cancelled") -> None:
-        """Cancel the response: its generation stops at once, and its last events follow."""
+        """Cancel the response: generation stops at once, and its last events follow."""
         if self._reason is None and self.running:
             self._reason = reason
             self._served.close()
@@ -147,7 +147,7 @@ class Response:
     async def _attempt(
         self, part: Coroutine[Any, Any, Result]
     ) -> tuple[Result | None, ApiError | None]:
-        """Return the result of a part, and the client's error if it has failed."""
+        """Return a part's result, or the client's error."""
         try:
             return await part, None
         except ClientGoneError:
@@ -156,7 +156,7 @@ class Response:
             return None, self._connection.failed(failure)
 
     async def _read(self) -> SpeechResult | None:
-        """Send the stream's events, to its end or until the response is cancelled."""
+        """Send the stream's events, until it ends or the response is cancelled."""
         result: SpeechResult | None = None
         with closing(self._served) as served:
             await self._created()
@@ -202,7 +202,7 @@ class Response:
         await self._send_sound(self._tempo.push(chunk.samples) if self._tempo else chunk.samples)
 
     async def _send_sound(self, samples: Samples) -> None:
-        """Send samples that are to be played next, at the model's rate."""
+        """Send the next samples to play, at the model's rate."""
         await self._send_coded(self._resampler.push(samples))
         if self.message is not None:
             self.message.sent_s += len(samples) / SAMPLE_RATE
@@ -213,7 +213,7 @@ class Response:
             await self._send_of("output_audio.delta", delta=sound)
 
     async def _open_message(self) -> None:
-        # Text after a call is in no item of the conversation.
+        # Text after a call is in no item.
         message_id = self.message.id if self.message is not None and not self._output else None
         item = new_item("message", message_id, role="assistant", status="in_progress")
         item["content"] = [reply_part(self._spoken, "")]
@@ -223,7 +223,6 @@ class Response:
         await self._send_of("content_part.added", part=self._part)
 
     async def _close(self, status: str = "completed") -> None:
-        """End the open message."""
         if not self._open:
             return
         self._open, item = False, self._output[-1]
@@ -246,13 +245,13 @@ class Response:
 
     @property
     def _part(self) -> Json:
-        """The content of the open message, as events about it have it."""
+        """The content of the open message in events."""
         kind = "audio" if self._spoken else "text"
         return {**self._output[-1]["content"][0], "type": kind}
 
     async def _call(self, call: Call) -> None:
         self._calls += 1
-        self._served.muted = True  # a call is not meant to be heard: speech is left out
+        self._served.muted = True  # a call is not meant to be heard
         function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         draft, before = draft_of(CallItem(type="function_call", **function)), None
         if not call.complete:
@@ -287,12 +286,12 @@ class Response:
             await self._connection.send(f"conversation.item.{kind}", **fields)
 
     async def _settle(self) -> None:
-        """Make the conversation's item match the text that clients got, unless it does."""
+        """Make the conversation's item match the text that clients got."""
         if self.message is not None:
             await self._connection.in_thread(self._settle_once, self.message)
 
     def _settle_once(self, message: Reply) -> None:
-        """Settle the reply's item: `end` calls it again if the task that waits is cancelled."""
+        """Settle the reply's item: `end` repeats it if the waiting task is cancelled."""
         if self._settled:
             return
         self._settled = True
@@ -348,12 +347,12 @@ class Response:
         }
 
     async def _send_item(self, kind: str, **fields: Any) -> None:
-        """Send an event about the last item of this response."""
+        """Send an event about the response's last item."""
         if "item" not in fields:
             fields["item_id"] = self._output[-1]["id"]
         index = len(self._output) - 1
         await self._connection.send(kind, response_id=self.id, output_index=index, **fields)
 
     async def _send_of(self, kind: str, **fields: Any) -> None:
-        """Send an event about the one content part of the last item."""
+        """Send an event about the content part of the last item."""
         await self._send_item(f"response.{kind}", content_index=0, **fields)

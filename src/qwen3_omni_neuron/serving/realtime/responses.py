@@ -1,4 +1,4 @@
-"""Responses of a session: one is made at a time, and the sound of an earlier one may still play."""
+"""Responses of a session: one at a time, while the sound of earlier ones may still play."""
 
 import asyncio
 from concurrent.futures import Future
@@ -23,24 +23,24 @@ from qwen3_omni_neuron.serving.realtime.session_config import (
 )
 from qwen3_omni_neuron.session import ReplyStream
 
-# The stream of a reply, and the id of the item before it in the conversation.
+# A reply's stream, and the id of the item before it.
 StartedReply = tuple[ReplyStream, str | None]
 
 
 class Responses:
-    """Responses of one session. draining: none is started any more, as the server ends."""
+    """Responses of one session. draining: the server ends, so none is started."""
 
     def __init__(self, connection: Connection, items: ConversationItems, input_buffer: InputBuffer):
         self._connection, self._items, self._input = connection, items, input_buffer
         self.draining = False
         self._last: Response | None = None
-        # Replies whose sound may still play, in order, and None for one that is not kept.
+        # Replies whose sound may still play, in order; None: not in the conversation.
         self._spoken: list[tuple[Reply | None, Playback]] = []
-        self._held = ExitStack()  # resources of the last one until its end: place, own input
+        self._held = ExitStack()  # of the last one until its end: place, own input
 
     @property
     def running(self) -> bool:
-        """True while a response is made."""
+        """True while a response is generated."""
         return self._last is not None and self._last.running
 
     async def start(self, config: SessionConfig, overrides: ResponseConfig) -> None:
@@ -86,7 +86,7 @@ class Responses:
         return None
 
     async def cancel(self, response_id: str | None) -> None:
-        """Cancel the response. response_id: its id, if the client gave one. Raises ApiError."""
+        """Cancel the response. response_id: if the client named one. Raises ApiError."""
         last = self._last
         if last is None or not last.running or response_id not in (None, last.id):
             raise ApiError(
@@ -99,24 +99,24 @@ class Responses:
         await self.interrupt("client_cancelled")
 
     async def ended(self) -> None:
-        """Wait until no response is made."""
+        """Wait until no response is generated."""
         if self._last is not None:
             await self._last.ended()
 
     async def clear_output(self) -> None:
-        """Cancel the response of a client that has stopped playback."""
+        """Cancel the response of a client that stopped playback."""
         last = self._last
         await self.interrupt("client_cancelled")
         if last is not None:
             await self._connection.send("output_audio_buffer.cleared", response_id=last.id)
 
     def abandon(self, reason: CancelReason) -> None:
-        """Stop the generation of the response at once; `interrupt` sends its last events."""
+        """Stop the response's generation; `interrupt` sends its last events."""
         if self._last is not None:
             self._last.abandon(reason)
 
     async def interrupt(self, reason: CancelReason) -> None:
-        """Cancel the response, and truncate the items that play to what was played so far."""
+        """Cancel the response, and truncate playing items to the played part."""
         playing = [(r, p.heard_s) for r, p in self._spoken if r is not None and p.left_s]
         self._spoken = []
         if self._last is not None and self._last.running:
@@ -130,7 +130,7 @@ class Responses:
                 await self._items.truncate(reply.shown["id"], 0, heard_ms)
 
     def truncated(self, item_id: str) -> None:
-        """Note that a client has stopped playback in an item, which it has truncated."""
+        """Note that a client stopped playback in an item, which it truncated."""
         ids = [None if reply is None else reply.id for reply, _ in self._spoken]
         if item_id in ids:
             del self._spoken[: ids.index(item_id) + 1]
@@ -149,7 +149,7 @@ class Responses:
     async def _own_input(
         self, overrides: ResponseConfig, held: ExitStack
     ) -> list[Turn | ItemReference] | None:
-        """Read a response's own input, None if it has none. held: stack for its resources."""
+        """Read a response's own input, or None. held: stack for its resources."""
         if overrides.input is None:
             return None
         own_input: list[Turn | ItemReference] = []
@@ -176,12 +176,12 @@ class Responses:
         return None if compiling is None else await asyncio.wrap_future(compiling)
 
     async def _begin_in_thread(self, *given: Any) -> StartedReply:
-        """Call `_begin` in the session's thread. Cancelling the task leaves no reply behind."""
+        """Call `_begin` in the session's thread. Cancelling the task abandons no reply."""
         future = self._connection.pool.submit(self._connection.in_own_turn, self._begin, *given)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._connection.pool.submit(self._undo, future)  # its turn comes after `_begin`
+            self._connection.pool.submit(self._undo, future)  # runs after `_begin`
             raise
 
     def _undo(self, begun: "Future[StartedReply]") -> None:
@@ -214,6 +214,6 @@ class Responses:
 def reply_options(
     connection: Connection, *configs: SessionConfig | ResponseConfig
 ) -> dict[str, Any]:
-    """Return the options of a reply; the last configuration takes precedence. Raises ApiError."""
+    """Return a reply's options; the last configuration takes precedence. Raises ApiError."""
     options = options_of(*configs) | {"literal_text": True}
     return bounded_options(options, connection.service.settings, connection.context.owner)

@@ -1,4 +1,4 @@
-"""Configuration of a session and of one response, as clients send it and as they see it."""
+"""Configuration of a session and of one response, as clients send and see it."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,19 +22,18 @@ from qwen3_omni_neuron.serving.openai.responses import FlatNamedTool, Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import INSTALL, TurnSettings, can_detect
 
-# Options of a request beside OpenAI's fields; sessions hold no sound of videos.
+# Request options beside OpenAI's fields; sessions have no sound of videos.
 _OPTIONS = {
     option.name: option
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
-# By semantic_vad's eagerness: the silence that ends an incomplete turn, and any turn where the
-# meaning is not judged.
+# By semantic_vad's eagerness: silence that ends an incomplete turn, or any turn that is not judged.
 _LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
 _SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 SessionType = Literal["realtime", "transcription"]
 _TRANSCRIBING = ("type", "audio", "include")  # fields of a session that only transcribes
-MOST_NAMED = 8  # MCP servers that an error names
+MOST_NAMED = 8  # MCP servers named in an error
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[
@@ -183,7 +182,7 @@ class SessionConfig(_CommonConfig):
 
     @property
     def answers(self) -> bool:
-        """False where the session only transcribes."""
+        """False if the session only transcribes."""
         return self.type == "realtime"
 
 
@@ -215,7 +214,7 @@ def speaks(config: _CommonConfig) -> bool:
 
 
 def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
-    """Raise ApiError if speech is requested from a model without voices."""
+    """Raise ApiError if speech is requested of a model without voices."""
     if speaks(config) and not voices.names:
         raise ApiError(
             400,
@@ -226,7 +225,7 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
 
 
 def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> SessionConfig:
-    """Return the initial configuration of a session. kind: its type."""
+    """Return a session's initial configuration. kind: its type."""
     return SessionConfig(
         type=kind,
         model=model,
@@ -264,9 +263,9 @@ def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
 def updated(
     config: SessionConfig, given: Mapping[str, Any], voices: Voices, by_meaning: bool = False
 ) -> SessionConfig:
-    """Return a configuration with the fields that a client gave. Raises ApiError.
+    """Return a configuration updated by a client's fields. Raises ApiError.
 
-    by_meaning: the end of a turn may be judged by its meaning; otherwise server_vad stands in.
+    by_meaning: a turn's end may be judged by meaning; otherwise server_vad replaces it.
     """
     if given.get("type", config.type) == "transcription":
         _check_transcribing(given)
@@ -314,7 +313,7 @@ def response_config(
 ) -> ResponseConfig:
     """Parse a client's configuration of one response. Raises ApiError.
 
-    session: format of the session's sound, from which a response's can't differ.
+    session: format of the session's sound, which a response's must equal.
     """
     try:
         config = ResponseConfig.model_validate(given or {})
@@ -337,7 +336,7 @@ def response_config(
 
 
 def options_of(*configs: SessionConfig | ResponseConfig) -> dict[str, Any]:
-    """Return the Python API's options for the fields; the last configuration takes precedence."""
+    """Return the Python API's options; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[FunctionTool] = []
     choice: str | FlatNamedTool = "auto"
@@ -390,7 +389,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
 
 
 def merged(now: Json, given: Mapping[str, Any]) -> Json:
-    """Return fields of a configuration with those of a client's update."""
+    """Return a configuration's fields updated by a client's."""
     made = dict(now)
     for name, value in given.items():
         if value is None and name in _OPTIONS:  # back to the default

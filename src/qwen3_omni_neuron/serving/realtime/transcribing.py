@@ -1,4 +1,4 @@
-"""Transcription of the user's turns by the model that answers, one window after the other."""
+"""Transcription of the user's turns by the model that answers, window by window."""
 
 import asyncio
 from contextlib import closing
@@ -26,9 +26,9 @@ _KIND = "conversation.item.input_audio_transcription"
 class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
-    logprobs: None if not requested. sound: for the session's thread until the turn has ended. item:
-    None until then. sent, told: characters and log-probabilities that the client was sent. counted:
-    the turn counts towards the rate of its key.
+    logprobs: None if not requested. sound: for the session's thread until the turn ends. item: None
+    until then. sent, told: characters and log-probabilities sent to the client. counted: the turn
+    counts towards its key's rate.
     """
 
     item_id: str
@@ -54,7 +54,7 @@ class Transcriber:
         self.config = config
         self._connection, self._account = connection, account
         self._loop = asyncio.get_running_loop()
-        # Windows and ends (None) of turns, in their order.
+        # Windows and ends (None) of turns, in order.
         self._waiting: asyncio.Queue[tuple[TurnTranscript, Window | None]] = asyncio.Queue()
         self._ended = 0  # turns that have ended and wait
         self._task: asyncio.Task[None] | None = None
@@ -63,13 +63,13 @@ class Transcriber:
     # The session's thread.
 
     def begin(self, item_id: str) -> TurnTranscript | None:
-        """Begin a turn; None: it is not to be transcribed."""
+        """Begin a turn; None: don't transcribe it."""
         if self.config.audio.input.transcription is None:
             return None
         return TurnTranscript(item_id, [] if self.config.include else None)
 
     def hear(self, turn: TurnTranscript, samples: Samples) -> None:
-        """Transcribe a turn's next samples, which the account counts already."""
+        """Transcribe a turn's next samples, which are reserved already."""
         held = turn.sound.held + len(samples)
         for window in self._known(turn, held, turn.sound.push(samples)):
             self._loop.call_soon_threadsafe(self._put, turn, window)
@@ -91,7 +91,7 @@ class Transcriber:
         self._put(turn, None)
 
     def drop(self, turn: TurnTranscript) -> None:
-        """Forget a turn that has not ended."""
+        """Forget an unfinished turn."""
         turn.dropped = True
         self._account.release(sound_bytes(turn.sound.held))
 
@@ -110,7 +110,7 @@ class Transcriber:
         self._waiting.put_nowait((turn, window))
 
     def _known(self, turn: TurnTranscript, held: int, windows: list[Window]) -> list[Window]:
-        """Release silence beside windows that are known now. held: samples of the turn before."""
+        """Release silence beside new windows. held: samples of the turn before."""
         silence = held - turn.sound.held - sum(len(window.samples) for window in windows)
         self._account.release(sound_bytes(silence))
         return windows
@@ -134,7 +134,7 @@ class Transcriber:
                 del turn, window
 
     async def _transcribe(self, turn: TurnTranscript, window: Window) -> None:
-        """Transcribe one window. It takes a place of the requests, and a slot."""
+        """Transcribe a window in a place of the requests, and a slot."""
         service, owner = self._connection.service, self._connection.context.owner
         if not turn.counted:
             service.rates.count(owner)
@@ -154,7 +154,7 @@ class Transcriber:
         turn.joined.end_window()
 
     async def _tell(self, turn: TurnTranscript) -> None:
-        """Send the text that was not sent yet, if the client can make use of it already."""
+        """Send new text, if the client can use it already."""
         text = turn.joined.text
         if (turn.item is not None or not self.config.answers) and turn.sent < len(text):
             delta, turn.sent = text[turn.sent :], len(text)

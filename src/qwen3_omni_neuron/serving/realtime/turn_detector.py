@@ -1,7 +1,7 @@
 """Detection of a user's turns: samples in; starts, pauses and ends of speech out.
 
-Silero's model gives the probability of speech in a frame of 32 ms; Smart Turn v3.2 tells whether a
-user who pauses has said all. Time is counted in samples: the same sound gives the same turns.
+Silero's model gives the probability of speech in 32 ms; Smart Turn v3.2 judges whether a pausing
+user has said all. Time is counted in samples: the same sound gives the same turns.
 """
 
 import functools
@@ -23,17 +23,17 @@ Samples = NDArray[np.float32]
 RATE = 16000
 FRAME_SAMPLES = 512
 HEARD_SAMPLES = 8 * RATE
-"""Samples of a turn's end by which is judged whether it is complete."""
+"""Samples of a turn's end that judge whether it is complete."""
 INSTALL = "pip install 'qwen3-omni-neuron[realtime]'"
 KEPT_SILENCE_MS = 200
-"""Silence after speech that belongs to the turn; the model does not get the silence after it."""
-# Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
+"""Silence after speech that belongs to the turn; the model does not get later silence."""
+# Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
 _PER_MS = RATE // 1000
-_CONTEXT_SAMPLES = 64  # samples of the frame before, which Silero's model gets again
-_COMPLETE = 0.5  # probability from which on a turn is complete
-_VARIANCE = 1e-7  # keeps silence from a division by zero
-# Packages, and their files of the models.
+_CONTEXT_SAMPLES = 64  # samples of the previous frame, which Silero's model gets again
+_COMPLETE = 0.5  # least probability of a complete turn
+_VARIANCE = 1e-7  # avoids division by zero in silence
+# Packages, and their model files.
 _VAD = "silero_vad", "data/silero_vad.onnx"
 _JUDGE = "pipecat", "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"
 
@@ -68,10 +68,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Paused:
-    """The user may have ended.
-
-    heard: the turn's last HEARD_SAMPLES, to judge for `TurnDetector.judged`; None: no judgement.
-    """
+    """The user may have ended. heard: last HEARD_SAMPLES, to judge; None: no judgement."""
 
     heard: Samples | None = None
 
@@ -97,8 +94,8 @@ TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    settings: may be replaced at any time. score: returns the probability of speech in the next
-    frame. By meaning, each pause is judged once, and the sound after it waits for `judged`.
+    settings: may be replaced at any time. score: returns the next frame's probability of speech. By
+    meaning, each pause is judged once, and later sound waits for `judged`.
     """
 
     def __init__(self, settings: TurnSettings, score: Callable[[Samples], float], at: int = 0):
@@ -110,17 +107,17 @@ class TurnDetector:
         self._idle_from: int | None = None
         self._rest = np.zeros(0, np.float32)  # samples of an incomplete frame
         self._before: list[Samples] = []  # frames before speech: padding, or idle silence
-        self._silence: list[Samples] = []  # frames after speech that were not returned yet
+        self._silence: list[Samples] = []  # frames after speech, not yet returned
         self._silent_from: int | None = None
         self._paused = self._judging = False
 
     def push(self, samples: Samples) -> list[TurnEvent]:
-        """Process the next samples, up to a pause that is to be judged; return events in order."""
+        """Process samples, up to a pause that is to be judged; return events in order."""
         self._judging, self._rest = False, np.concatenate((self._rest, samples))
         return self._process([])
 
     def judged(self, complete: bool) -> list[TurnEvent]:
-        """Go on after the pause that was returned last, which ends the turn if it is complete."""
+        """Resume after the last returned pause, which ends the turn if it is complete."""
         found: list[TurnEvent] = []
         if complete and self._judging:
             self._stop(found)
@@ -128,11 +125,11 @@ class TurnDetector:
         return self._process(found)
 
     def wait(self, seconds: float) -> None:
-        """Start the idle timeout after so many seconds, when the reply's playback ends."""
+        """Start the idle timeout after `seconds`, when the reply's playback ends."""
         self._idle_from = self.at + round(seconds * 1000 * _PER_MS)
 
     def end_turn(self, last: Samples) -> Samples:
-        """End the turn, if there is one, after the last samples; return the rest of it."""
+        """End the turn, if any, after the last samples; return the rest of it."""
         self._rest = np.concatenate((self._rest, last))
         if not self.speaking:
             return self._rest[:0]
@@ -141,13 +138,13 @@ class TurnDetector:
         return rest
 
     def clear(self) -> None:
-        """Drop the turn, and all samples that were not returned yet."""
+        """Drop the turn, and all samples not yet returned."""
         self.at += len(self._rest)
         self._rest, self._silence = self._rest[:0], []
         self._begin_to_wait()
 
     def _process(self, found: list[TurnEvent]) -> list[TurnEvent]:
-        """Process whole frames; return what was found, successive samples as one event."""
+        """Process whole frames; return events, with successive samples joined."""
         first, last = 0, len(self._rest) - FRAME_SAMPLES
         while first <= last and not self._judging:
             frame = self._rest[first : first + FRAME_SAMPLES]
@@ -219,7 +216,7 @@ class TurnDetector:
     def _begin_to_wait(self) -> None:
         self.speaking, self._silent_from, self._idle_from = False, None, None
         self._paused = self._judging = False
-        # The silence is the padding of the next turn.
+        # The silence pads the next turn.
         self._before, self._silence = self._silence, []
         self._heard.clear()
 
@@ -235,7 +232,7 @@ def can_judge() -> bool:
 
 
 def judges(omni: Qwen3Omni) -> bool:
-    """Return whether the end of a turn is judged by its meaning with a model."""
+    """Return whether a turn's end is judged by its meaning with a model."""
     return can_judge() and not omni.turns_by_silence
 
 
@@ -251,7 +248,7 @@ class SileroVad:
         self._frame = np.zeros((1, _CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
 
     def __call__(self, frame: Samples) -> float:
-        """Return the probability of speech in a frame. frame: float32 [FRAME_SAMPLES] at RATE."""
+        """Return the probability of speech in a frame, float32 [FRAME_SAMPLES] at RATE."""
         self._frame[0, :_CONTEXT_SAMPLES] = self._frame[0, -_CONTEXT_SAMPLES:]
         self._frame[0, _CONTEXT_SAMPLES:] = frame
         given = {"input": self._frame, "state": self._state, "sr": np.array(RATE, np.int64)}
@@ -262,7 +259,7 @@ class SileroVad:
 def probability(turn: Samples) -> float:
     """Return the probability that a turn is complete. Takes about 0.1 s of one core.
 
-    turn: float32 [samples] at RATE, of which the last HEARD_SAMPLES are heard.
+    turn: float32 [samples] at RATE, of which the last HEARD_SAMPLES count.
     Source: the class of pipecat-ai that runs the same file.
     """
     heard = turn[-HEARD_SAMPLES:]
@@ -274,7 +271,7 @@ def probability(turn: Samples) -> float:
 
 
 def is_complete(turn: Samples) -> bool:
-    """Return whether a turn is more likely complete than not; see `probability`."""
+    """Return whether a turn is probably complete; see `probability`."""
     return probability(turn) > _COMPLETE
 
 
@@ -289,7 +286,7 @@ def load_judge() -> Any:
 
 
 def _file(package: str, name: str) -> Path | None:
-    """Return a package's file, without an import, which would load training dependencies, too."""
+    """Return a package's file without importing it, which would load training dependencies."""
     found = find_spec(package)
     for folder in (found and found.submodule_search_locations) or ():
         if (Path(folder) / name).is_file():
@@ -299,7 +296,7 @@ def _file(package: str, name: str) -> Path | None:
 
 @functools.cache
 def _loaded(file: Path | None) -> Any:
-    """Load a model, once for all streams. Its `run` may be called by several threads."""
+    """Load a model, once for all streams. Its `run` is thread-safe."""
     import onnxruntime
 
     assert file is not None, "the package is installed"
