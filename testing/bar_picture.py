@@ -108,12 +108,7 @@ def _bar(
 
 
 def _text(
-    x: float,
-    y: float,
-    text: str,
-    anchor: str = "start",
-    fill: str = DARK,
-    weight: str = "normal",
+    x: float, y: float, text: str, anchor: str = "start", fill: str = DARK, weight: str = "normal"
 ) -> str:
     # White around dark words keeps them apart from a line below them.
     edge = ' stroke="#ffffff" stroke-width="4" paint-order="stroke"' if fill == DARK else ""

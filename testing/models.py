@@ -12,10 +12,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 
 
 def load_models(
-    checkpoint: Checkpoint,
-    config: OmniConfig,
-    dtype: torch.dtype,
-    stages: Collection[str] = STAGES,
+    checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype, stages: Collection[str] = STAGES
 ) -> Models:
     """Read the weights of some stages once, converted to `dtype` as they are copied.
 

@@ -126,11 +126,7 @@ def prompt_rows(c: DecoderConfig, count: int, seed: int = 5) -> tuple[Tensor, Te
 
 
 def decode(
-    steps: NativeSteps,
-    slots: list[int],
-    lengths: list[int],
-    positions: list[float],
-    inputs: Tensor,
+    steps: NativeSteps, slots: list[int], lengths: list[int], positions: list[float], inputs: Tensor
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A step with the inputs and outputs of the module's `decode`."""
     if not inputs.is_floating_point():

@@ -139,10 +139,7 @@ def live(
             log[str(event["event"])[:100]] += 1
 
     asked_s = time.monotonic()
-    with server_process(model_or_shipped(options), options, on_line=on_line) as (
-        url,
-        process,
-    ):
+    with server_process(model_or_shipped(options), options, on_line=on_line) as (url, process):
         one.ready_after_s = time.monotonic() - asked_s
         fill_slots(SLOTS, url)
         start_s = time.monotonic()

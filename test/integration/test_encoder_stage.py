@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
@@ -15,6 +14,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime import policy
 from testing.media_cases import audio, image, text, user
 from testing.recorded_calls import ungated, watching
+from testing.replies import assert_alike
 
 Messages = list[dict[str, Any]]
 # 320 rows of a picture, between text and speech.
@@ -70,19 +70,13 @@ def inline(checkpoint_of_seed) -> SpeechResult:
         return omni.generate_audio(LONG, **LIMITS)
 
 
-def assert_equal(one: SpeechResult, other: SpeechResult) -> None:
-    assert one.token_ids == other.token_ids
-    assert np.array_equal(one.codes, other.codes)
-    assert np.allclose(one.audio, other.audio, atol=1e-5)
-
-
 def test_others_go_on_while_a_picture_is_encoded(omni, gated, inline) -> None:
     long = omni.stream(LONG, **LIMITS)
     assert gated.entered.wait(30)
     assert omni.generate_audio(HELLO, **LIMITS).text
     gated.gate.set()
     *_, finished = long
-    assert_equal(finished.result, inline)
+    assert_alike(finished.result, inline)
     assert gated.calls == [0]
     assert omni.status().stages["encoder"].calls == 1
 
@@ -95,8 +89,8 @@ def test_a_short_prompt_passes_no_encoder_stage(omni, gated) -> None:
 def test_rows_that_a_slot_holds_are_not_encoded_again(omni, gated, inline) -> None:
     gated.gate.set()
     first = omni.generate_audio(LONG, **LIMITS)
-    assert_equal(omni.generate_audio(LONG, **LIMITS), first)
-    assert_equal(first, inline)
+    assert_alike(omni.generate_audio(LONG, **LIMITS), first)
+    assert_alike(first, inline)
     assert gated.calls == [0, first.timings.prompt_tokens]
 
 
@@ -116,7 +110,7 @@ def test_a_request_that_is_closed_while_it_is_encoded_frees_its_slot(omni, gated
     long.close()
     gated.gate.set()
     for _ in range(2):  # as many as there are slots
-        assert_equal(omni.generate_audio(LONG, **LIMITS), inline)
+        assert_alike(omni.generate_audio(LONG, **LIMITS), inline)
 
 
 @pytest.mark.parametrize("apart", [True, False])
@@ -138,7 +132,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
             next(events)
             calls.made.clear()
             result = omni.generate_audio(LONG, **LIMITS)
-    assert_equal(result, inline)
+    assert_alike(result, inline)
     assert result.timings.reused_tokens < 8, "its own pieces are none"
     pieces = calls.rows("thinker.prefill")
     assert (len(pieces) > 2) == apart
@@ -163,5 +157,5 @@ def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
             held.put(slot, None)
         gated.gate.set()
         *_, finished = stream
-    assert_equal(finished.result, inline)
+    assert_alike(finished.result, inline)
     assert 300 < gated.calls[1] < inline.timings.prompt_tokens - 100, "it was told what is held"

@@ -96,22 +96,6 @@ def test_a_body_of_the_largest_size_is_answered(server) -> None:
     assert post(server, body)[0] == 200
 
 
-@pytest.mark.parametrize("count", [1, 600])
-def test_text_that_fills_the_context_is_answered(server, omni, count) -> None:
-    """In one message, and in many."""
-
-    def asked(word: str, times: int) -> list[dict[str, str]]:
-        messages = [{"role": "user", "content": "a"} for _ in range(count)]
-        return [*messages, {"role": "user", "content": word * times}]
-
-    room = omni.info.context_length - 1 - len(omni.prompt_builder.prompt(asked("z", 0)))
-    for times, wanted in ((room, 200), (room + 1, 400)):
-        body = json.dumps({**ASKED, "messages": asked("z", times)}).encode()
-        status, said = post(server, body)
-        assert status == wanted, said
-    assert said["error"]["code"] == "context_length_exceeded"
-
-
 def refused(caller: Caller, kind: str, **fields: Any) -> Any:
     caller.send(kind, **fields)
     return caller.until("error")[-1].error

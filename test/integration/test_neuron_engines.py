@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,7 +31,7 @@ from testing.media_cases import CASES, audio, text, user
 from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.neuron.alike import SPEAKER, assert_close
 from testing.prompts import prompt_of
-from testing.replies import GREEDY
+from testing.replies import GREEDY, assert_alike
 from testing.specs import cpu_engines
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
@@ -50,11 +49,6 @@ REQUESTS: list[tuple[Any, dict[str, Any]]] = [
 
 # How frames of three slots are chosen in one call: from 50 codes, greedily, and from 7 codes.
 HOW = [PredictorSampling(5, 50, 0.8), GREEDY_FRAME, PredictorSampling(6, 7, 1.0)]
-
-
-@pytest.fixture(scope="module")
-def prompt_builder(checkpoint, config) -> PromptBuilder:
-    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +84,11 @@ def expected(cpu) -> list[SpeechResult]:
     return [cpu.generate_audio(m, **LIMITS, **options) for m, options in REQUESTS]
 
 
-def assert_same(ours: SpeechResult, theirs: SpeechResult) -> None:
-    assert ours.token_ids == theirs.token_ids
-    assert ours.text == theirs.text
-    assert ours.codes.tolist() == theirs.codes.tolist()
-    assert ours.audio.shape == theirs.audio.shape
-    assert np.abs(ours.audio - theirs.audio).max() < 1e-5
-
-
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
 def test_a_reply_is_the_cpus(neuron, expected, number) -> None:
     messages, options = REQUESTS[number]
     result = neuron.generate_audio(messages, **LIMITS, **options)
-    assert_same(result, expected[number])
+    assert_alike(result, expected[number])
     assert len(result.codes) == 14
 
 
@@ -112,7 +98,7 @@ def test_replies_at_once_are_those_alone(neuron, expected) -> None:
     streams = [neuron.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
     for stream, theirs in zip(streams, expected, strict=True):
         *_, finished = stream
-        assert_same(finished.result, theirs)
+        assert_alike(finished.result, theirs)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +190,7 @@ def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
                 neuron.generate_audio(LONG_AUDIO, **LIMITS, **GREEDY, chunk_frames=[1])
         finally:
             broken.broken = ""
-        assert_same(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
+        assert_alike(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
 
 
 def test_more_codes_than_were_compiled_are_refused_at_submission(neuron) -> None:
@@ -221,7 +207,7 @@ def test_each_stage_in_a_process_with_cores_of_its_own(
     monkeypatch.setenv(REPORT, str(tmp_path))
     with omni_over(load(spec, "split"), spec, prompt_builder) as omni:
         result = omni.generate_audio(REQUESTS[1][0], **LIMITS, **REQUESTS[1][1])
-    assert_same(result, expected[1])
+    assert_alike(result, expected[1])
     said = sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
     assert said == ["0-7 2", "16-23 2", "8-15 2"]
     assert str(os.getpid()) not in {path.name for path in tmp_path.iterdir()}

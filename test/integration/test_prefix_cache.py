@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import audio, image, text, user, video
 from testing.recorded_calls import Calls, WatchedThinker, ungated, watching
 from testing.repeats import RUNS_ALL
+from testing.replies import assert_alike
 
 Messages = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "You are a brief and friendly assistant. Answer at once."}
@@ -39,13 +39,6 @@ def anew(checkpoint_of_seed) -> Iterator[Qwen3Omni]:
         yield omni
 
 
-def assert_equal(one: SpeechResult, other: SpeechResult) -> None:
-    assert one.token_ids == other.token_ids
-    assert np.array_equal(one.codes, other.codes)
-    # Samples are those of one decode up to rounding, whatever the chunks were.
-    assert np.allclose(one.audio, other.audio, atol=1e-5)
-
-
 def reply(result: SpeechResult) -> dict[str, Any]:
     return {"role": "assistant", "content": result.text}
 
@@ -56,7 +49,7 @@ def test_a_second_turn_computes_only_what_is_new(caching, anew, calls) -> None:
     assert first.timings.reused_tokens == 0
     messages += [reply(first), user(text("And this?"), audio(1.0))]
     second = caching.generate_audio(messages, seed=2, **LIMITS)
-    assert_equal(second, anew.generate_audio(messages, seed=2, **LIMITS))
+    assert_alike(second, anew.generate_audio(messages, seed=2, **LIMITS))
     prompt, talker_rows = second.timings.prompt_tokens, calls.rows("talker.prepare")
     # The reply's text may be read as other tokens than it was written in.
     assert second.timings.reused_tokens >= first.timings.prompt_tokens - 3
@@ -68,7 +61,7 @@ def test_a_second_turn_computes_only_what_is_new(caching, anew, calls) -> None:
     third = caching.generate_audio(messages, seed=2, **LIMITS)
     assert calls.rows("thinker.prefill")[2] == 1
     assert calls.rows("talker.prepare")[2] == 0
-    assert_equal(second, third)
+    assert_alike(second, third)
 
 
 def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
@@ -88,7 +81,7 @@ def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
     assert shared > 10
     assert calls.rows("thinker.prefill") == [len(ids[0]), len(ids[1]) - shared]
     for question, result in zip(questions, results, strict=True):
-        assert_equal(result, anew.generate_audio(question, seed=3, **LIMITS))
+        assert_alike(result, anew.generate_audio(question, seed=3, **LIMITS))
 
 
 def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
@@ -103,7 +96,7 @@ def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
     for end in ("Well?", "Why?"):
         question = [SYSTEM, user(text("Listen:"), audio(1.5), text(end))]
         result = caching.generate_audio(question, seed=1, **LIMITS)
-        assert_equal(result, anew.generate_audio(question, seed=1, **LIMITS))
+        assert_alike(result, anew.generate_audio(question, seed=1, **LIMITS))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -129,7 +122,7 @@ def test_a_prompt_that_fails_leaves_no_rows_in_the_cache(
             monkeypatch.undo()
             for messages in (first, other):
                 again = omni.generate_audio(messages, seed=1, **LIMITS)
-                assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
+                assert_alike(again, anew.generate_audio(messages, seed=1, **LIMITS))
 
 
 CONTENTS = [
@@ -189,7 +182,7 @@ def test_any_conversations_are_the_same_with_and_without_the_cache(checkpoint, a
                         for _, _ in zip(stream, range(turn.events), strict=False):
                             pass
                 result = omni.generate_audio(messages, **options)
-                assert_equal(result, anew.generate_audio(messages, **options))
+                assert_alike(result, anew.generate_audio(messages, **options))
                 cached += result.timings.reused_tokens
                 messages.append(reply(result))
 

@@ -143,9 +143,7 @@ def test_eight_clients_at_once_get_what_each_gets_alone(omni, server) -> None:
 
     async def ask(client: AsyncOpenAI, seed: int) -> tuple[str, bytes]:
         stream = await client.chat.completions.create(
-            **{**SPOKEN, "seed": seed},
-            audio={"voice": "Chelsie", "format": "pcm16"},
-            stream=True,
+            **{**SPOKEN, "seed": seed}, audio={"voice": "Chelsie", "format": "pcm16"}, stream=True
         )
         text, sound = "", b""
         async for piece in stream:
@@ -236,9 +234,7 @@ def test_a_video_of_pictures_is_the_apis_of_frames(omni, client) -> None:
         )
         item = {"type": "video", "video": files, "fps": 2.0, **fields}
         result = omni.generate_text(
-            [{"role": "user", "content": [item, text]}],
-            seed=3,
-            thinker_max_new_tokens=8,
+            [{"role": "user", "content": [item, text]}], seed=3, thinker_max_new_tokens=8
         )
         assert answer.choices[0].message.content == result.text, count
         assert answer.usage.prompt_tokens == result.timings.prompt_tokens, count

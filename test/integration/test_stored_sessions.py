@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.errors import StoredSessionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.session import Session
 from testing.media_cases import IMAGE, audio, text, tone
-from testing.replies import GREEDY, last
+from testing.replies import GREEDY, assert_alike, last
 
 LIMITS = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 16, "runaway_speech": "keep"}
 SEEDED = {"seed": 3, "thinker_do_sample": True, "thinker_temperature": 2.0}
@@ -74,19 +73,9 @@ def test_replies_after_a_restart_are_those_of_the_session_that_went_on(
     with restarted.restore_session(tmp_path / "session") as session:
         found = go_on(session)
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.token_ids == theirs.token_ids
-        assert ours.codes.tolist() == theirs.codes.tolist()
-        assert ours.audio.tolist() == theirs.audio.tolist()
+        assert_alike(ours, theirs, atol=0)
         assert len(ours.codes) > 0
     assert found[0].timings.reused_tokens == 0 < expected[0].timings.reused_tokens
     whole = [result.timings.prompt_tokens for result in found]
     assert (whole == sorted(whole)) is ("truncation" not in options), "a turn was dropped or not"
     assert found[1].timings.reused_tokens > 0, "a restored session has rows again"
-
-
-def test_a_session_of_another_checkpoint_is_refused(omni, checkpoint_of_seed, tmp_path) -> None:
-    with omni.session() as session:
-        session.save(tmp_path / "session")
-    expected = pytest.raises(StoredSessionError, match=r"another checkpoint .* Load the checkpoint")
-    with Qwen3Omni.load(checkpoint_of_seed(2), max_concurrency=1) as other, expected:
-        other.restore_session(tmp_path / "session")

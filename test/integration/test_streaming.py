@@ -17,11 +17,11 @@ from qwen3_omni_neuron.engines.noise import TALKER, Noise
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.remote import RemoteEngine
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
-from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
+from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from testing.media_cases import QUESTION_WAV
+from testing.replies import GREEDY, assert_alike, last
 from testing.subprocesses import lives, wait_until
 
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
 MIXED = [
@@ -61,23 +61,6 @@ def at_once(omni: Qwen3Omni, requests: list[Any]) -> list[SpeechResult]:
     return [last(stream) for stream in streams]
 
 
-def last(stream: Any) -> SpeechResult:
-    *_, event = stream
-    assert isinstance(event, Finished)
-    return event.result
-
-
-def assert_same(ours: SpeechResult, expected: SpeechResult, tolerance: float) -> None:
-    assert ours.token_ids == expected.token_ids
-    assert ours.codes.tolist() == expected.codes.tolist()
-    assert ours.text == expected.text
-    assert ours.audio.shape == expected.audio.shape
-    if len(expected.audio):
-        worst = int(np.abs(ours.audio - expected.audio).argmax())
-        difference = abs(ours.audio[worst] - expected.audio[worst])
-        assert difference <= tolerance, f"sample {worst} differs by {difference}"
-
-
 @pytest.fixture(scope="module")
 def many(checkpoint) -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8) as omni:
@@ -93,7 +76,7 @@ def test_eight_at_once_say_what_each_says_alone(many, alone) -> None:
     for order in (list(range(8)), [5, 2, 7, 0, 3, 6, 1, 4]):
         together = at_once(many, [REQUESTS[number] for number in order])
         for number, result in zip(order, together, strict=True):
-            assert_same(result, alone[number], tolerance=1e-5)
+            assert_alike(result, alone[number])
 
 
 def test_every_frame_is_drawn_by_noise_of_its_own(many, monkeypatch) -> None:
@@ -192,7 +175,7 @@ def process_ids(omni: Qwen3Omni) -> dict[str, int]:
 def test_engines_in_processes_of_their_own_say_the_same(split, alone) -> None:
     assert isinstance(split._pipeline._engines.talker, RemoteEngine)
     for result, expected in zip(at_once(split, REQUESTS), alone, strict=True):
-        assert_same(result, expected, tolerance=1e-5)
+        assert_alike(result, expected)
     pids = process_ids(split)
     assert len(set(pids.values()) | {os.getpid()}) == 4
     split.close()
@@ -222,7 +205,7 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split, stage) -> No
         split.generate_audio(TEXT, **options)
     assert time.monotonic() - killed_s < 20  # not by a deadline, which is later
     if stage == "thinker":  # it had written all of this one's text
-        assert_same(last(written), expected, tolerance=1e-5)
+        assert_alike(last(written), expected)
     else:
         with pytest.raises(EngineDiedError):
             list(written)

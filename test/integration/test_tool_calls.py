@@ -25,10 +25,7 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 150, "talker_max_new_tokens": 12, "seed": 4}
 PARAMETERS: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "city": {"enum": ["Köln", "東京"]},
-        "place": {"$ref": "#/$defs/place"},
-    },
+    "properties": {"city": {"enum": ["Köln", "東京"]}, "place": {"$ref": "#/$defs/place"}},
     "required": ["city", "place"],
     "additionalProperties": False,
     "$defs": {"place": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},

@@ -19,13 +19,9 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DECODERS,
-    DecoderSpec,
-)
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from testing.media_cases import CASES
 from testing.models import load_host_models
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
@@ -75,11 +71,6 @@ def loaded(spec: DecoderSpec, compiled: Compiled) -> Iterator[Any]:
     graphs = NxdToolchain().load_decoder(spec, compiled.folders[spec.part])
     yield graphs
     graphs.close()
-
-
-@pytest.fixture(scope="module")
-def prompt_builder(checkpoint, config) -> PromptBuilder:
-    return PromptBuilder(checkpoint, config)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,7 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
-    DECODERS,
-    DecoderSpec,
-)
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.specs import decoder_plan

@@ -25,12 +25,7 @@ from qwen3_omni_neuron.compilation.plan import MODEL_PARTS, MODELS
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import (
-    ArtifactError,
-    EngineError,
-    NotInstalledError,
-    OptionError,
-)
+from qwen3_omni_neuron.errors import ArtifactError, EngineError, NotInstalledError, OptionError
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
@@ -42,14 +37,10 @@ from testing.media_cases import CASES, text, user
 from testing.repeats import RUNS_ALL
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.specs import cpu_engines
+from testing.subprocesses import lives
 from testing.torchneuron import backend
 from testing.torchneuron.leaner import write_leaner_checkpoint
-from testing.torchneuron.runtime import (
-    StandIn,
-    compile_for_stand_in,
-    no_network,
-    omni_over,
-)
+from testing.torchneuron.runtime import StandIn, compile_for_stand_in, no_network, omni_over
 from testing.torchneuron.supported import SUPPORTED
 
 TEXT = [user(text("What colour is the sky?"))]
@@ -213,11 +204,7 @@ def test_rows_of_earlier_prompts_are_cached(
 
 @pytest.mark.parametrize("stage", ["thinker", "talker"])
 def test_a_request_of_nan_ends_alone_and_its_slot_serves_the_next_ones(
-    ours: Qwen3Omni,
-    cpu: Qwen3Omni,
-    engines: Engines,
-    monkeypatch: pytest.MonkeyPatch,
-    stage: str,
+    ours: Qwen3Omni, cpu: Qwen3Omni, engines: Engines, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """Its prompt has a letter whose row is NaN; other requests run beside and after it."""
     bad, (token,) = [user(text("Name a zebra."))], ours.prompt_builder.encode_words("z")
@@ -366,24 +353,16 @@ def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:
         GraphCaches(tmp_path / "rank").restore(tmp_path / "nothing")
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_closing_the_last_engine_ends_the_rank(spec: EngineSpec) -> None:
     ranks = ModelRanks(spec, StandIn())
     ranks.part("hidden_projection").call("hidden_projection[rows=32]", torch.zeros(32, 64))
     (pid,) = ranks.pids
-    assert alive(pid)
+    assert lives(pid)
     first, second = ranks.opened(), ranks.opened()
     first()
-    assert alive(pid)
+    assert lives(pid)
     second()
-    assert not alive(pid)
+    assert not lives(pid)
 
 
 def test_a_rank_that_is_killed_while_nothing_calls_it_is_its_engines_fault(

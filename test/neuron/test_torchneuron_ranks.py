@@ -26,6 +26,7 @@ from testing.media_cases import CASES, assistant, text, user
 from testing.recorded_calls import Calls, ungated, watching
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.subprocesses import lives
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
     HANG,
@@ -136,14 +137,6 @@ def ranks_of(split: Split, core: int) -> int:
     raise AssertionError(core)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> None:
     """The talker loses one first, then the vocoder, then the thinker: the last test of `split`."""
     omni = split.omni
@@ -171,9 +164,9 @@ def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(split: Split) -> No
         omni.generate_text(TEXT, thinker_max_new_tokens=4, **GREEDY)
     assert time.monotonic() - started < AT_ONCE_S
     deadline = time.monotonic() + AT_ONCE_S
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(lives(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if alive(pid)], "no rank is left"
+    assert not [pid for pid in pids if lives(pid)], "no rank is left"
 
 
 @pytest.mark.parametrize(
@@ -273,4 +266,4 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_ends_al
     assert re.match(r"The rank 0 of 2 .*rank 1 of 2 .* did not finish 'run audio_encoder aud", said)
     assert "within 1.0 s, which ended all" in said
     ranks.close()
-    assert not [pid for pid in ranks.pids if alive(pid)]
+    assert not [pid for pid in ranks.pids if lives(pid)]

@@ -51,10 +51,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
-@pytest.mark.parametrize(
-    ("form", "weights"),
-    [("pack-quantized", INT4), ("pack-quantized", INT8)],
-)
+@pytest.mark.parametrize(("form", "weights"), [("pack-quantized", INT4), ("pack-quantized", INT8)])
 def test_weights_are_those_that_compressed_tensors_decompresses(
     checkpoint, tmp_path, form, weights
 ) -> None:

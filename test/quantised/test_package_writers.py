@@ -39,10 +39,7 @@ PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 MODELOPT = {"quant_method": "modelopt"}
 CASES = {
     "auto_gptq": Case(
-        "auto_round",
-        packages.auto_round,
-        {**GPTQ, "packing_format": "auto_round:auto_gptq"},
-        True,
+        "auto_round", packages.auto_round, {**GPTQ, "packing_format": "auto_round:auto_gptq"}, True
     ),
     "pack int4": Case("compressed_tensors", packages.compressed_tensors(4), PACKED, True),
     "pack int8": Case("compressed_tensors", packages.compressed_tensors(8), PACKED),

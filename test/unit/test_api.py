@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron import Finished, Qwen3Omni, generate_audio
-from qwen3_omni_neuron.errors import (
-    LateError,
-    MessageError,
-    OptionError,
-    PromptTooLongError,
-)
+from qwen3_omni_neuron.errors import LateError, MessageError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.runtime.stage import Stage
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -213,18 +213,6 @@ def test_vocoder_in_one_slot(vocoder, single, split) -> None:
     assert_same(as_chunks(sound), single(codes), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["cpu_vocoder", "c_vocoder"], ids=["torch", "c"])
-def test_calls_take_every_size(single, kind, request) -> None:
-    calls = request.getfixturevalue(kind)._calls
-    for streams, frames in product([1, 2, 5], [1, 3, 30]):
-        codes = random_codes(frames, streams)
-        (samples, state), (expected, expected_state) = calls.start(codes), single.start(codes)
-        later, _ = calls.step(codes, state)
-        expected_later, _ = single.step(codes, expected_state)
-        torch.testing.assert_close(samples, expected, atol=1e-5, rtol=0)
-        torch.testing.assert_close(later, expected_later, atol=1e-5, rtol=0)
-
-
 def test_vocoder_serves_streams_of_its_slots_together(vocoder, single) -> None:
     """Slots 3 and 0 start together, 1 comes later; 0 ends short beside a full chunk and is used
     again."""

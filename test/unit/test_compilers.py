@@ -12,10 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "test-aarch64"
 CHECK = ROOT / "test" / "native" / "check_kernels.c"
 NATIVE = Path(installed.__file__).parent
-NEEDED = {
-    "clang": ["clang"],
-    "aarch64-linux-gnu-gcc": ["aarch64-linux-gnu-gcc", "qemu-aarch64"],
-}
+NEEDED = {"clang": ["clang"], "aarch64-linux-gnu-gcc": ["aarch64-linux-gnu-gcc", "qemu-aarch64"]}
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")

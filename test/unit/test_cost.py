@@ -134,10 +134,7 @@ PUBLISHED = {
     "the same with kernels": (THINKER, "thinker_decode", 1),
     "the same for 8 slots, every expert": (THINKER, "thinker_decode", 8),
 }
-FURTHER_OFF = {
-    "port #167, thinker, a prompt",
-    "the same for 8 slots, every expert",
-}
+FURTHER_OFF = {"port #167, thinker, a prompt", "the same for 8 slots, every expert"}
 
 
 def with_thinker(text: DecoderConfig) -> OmniConfig:

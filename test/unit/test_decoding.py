@@ -15,7 +15,6 @@ from qwen3_omni_neuron.errors import InputError, PromptTooLongError
 from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.helpers.job import Measured
 from qwen3_omni_neuron.helpers.media import MOST_INLINE_BYTES, decode_inline
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.items import Media, MediaLoader
 from qwen3_omni_neuron.prompt.prompt import Prompt
@@ -59,11 +58,6 @@ def shared() -> Iterator[SharedPool]:
     pool = SharedPool()
     yield pool
     pool.close()
-
-
-@pytest.fixture(scope="module")
-def prompt_builder(checkpoint, config) -> PromptBuilder:
-    return PromptBuilder(checkpoint, config)
 
 
 def loaded(load: MediaLoader, kind: str, item: dict[str, Any]) -> Media:
@@ -232,10 +226,7 @@ def refuse(measured: Measured) -> None:
 def test_the_budget_is_asked_before_anything_is_decoded(shared) -> None:
     for job, measured in (
         # 600 s of silence: 1 kB that becomes 38 MB.
-        (
-            lambda: job_of("audio", flac_of_silence(600)),
-            Measured(600.0, 0, 38_400_000),
-        ),
+        (lambda: job_of("audio", flac_of_silence(600)), Measured(600.0, 0, 38_400_000)),
         (
             lambda: job_of("image", picture("PNG", Image.new("1", (4096, 4096)))),
             Measured(0.0, 4096 * 4096, 3 * 3584 * 3584),

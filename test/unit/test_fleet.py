@@ -110,13 +110,7 @@ def test_rays_cores_are_those_of_the_stages() -> None:
 def test_cores_that_do_not_fit_are_refused() -> None:
     for given, wanted, placement, needed, said in (
         (range(8), 24, "split", (8, 8, 8), "ask for 24 .* has given 8"),
-        (
-            range(16),
-            16,
-            "split",
-            (8, 8, 1),
-            "need 17 .thinker 8, talker 8, vocoder 1",
-        ),
+        (range(16), 16, "split", (8, 8, 1), "need 17 .thinker 8, talker 8, vocoder 1"),
         (range(4), 4, "shared", (8, 8, 1), "placement shared: .* need 8 "),
         ([0, 1, 2, 8], 4, "shared", (4, 4, 1), "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
         ([0, 2, 3, 4, 5], 5, "split", (2, 2, 1), "thinker needs 2 neuron_cores in a row.*0, 2"),

@@ -24,7 +24,6 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import audio, image, text, video
 from testing.repeats import examples
@@ -150,11 +149,6 @@ BAD = st.builds(
     st.one_of(JUNK, st.lists(st.one_of(GOOD_ITEMS, BAD_ITEMS), max_size=3)),
 )
 LIMITS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
-
-
-@pytest.fixture(scope="module")
-def prompt_builder(checkpoint, config) -> PromptBuilder:
-    return PromptBuilder(checkpoint, config)
 
 
 def assert_whole(prompt: Prompt, config: OmniConfig) -> None:

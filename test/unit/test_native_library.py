@@ -19,7 +19,6 @@ from testing.native_modules import frames, native_predictor, talker_config
 from testing.subprocesses import run_python
 
 pytestmark = needs_c
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 LIMITS = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 12}
 
 

@@ -3,34 +3,8 @@
 import pytest
 import torch
 
-from qwen3_omni_neuron.prompt.prompt import MediaRun, rope_positions
 from qwen3_omni_neuron.verification.oracle import media_inputs
 from testing.media_cases import CASES, Case
-
-
-def test_text_counts_up_on_all_axes() -> None:
-    assert rope_positions(4).tolist() == [[0.0, 1.0, 2.0, 3.0]] * 3
-
-
-def test_an_image_lies_in_rows_and_columns() -> None:
-    """Two tokens of text, an image of 2 x 3, one token of text after its highest position."""
-    assert rope_positions(9, [(2, MediaRun(grid=(1, 2, 3)))]).tolist() == [
-        [0, 1, 2, 2, 2, 2, 2, 2, 5],
-        [0, 1, 2, 2, 2, 3, 3, 3, 5],
-        [0, 1, 2, 3, 4, 2, 3, 4, 5],
-    ]
-
-
-def test_a_videos_frames_lie_at_their_times() -> None:
-    """Two frames of one token, 0.8 s apart at 13 positions a second."""
-    time, height, _ = rope_positions(4, [(1, MediaRun(grid=(2, 1, 1), frame_positions=10.4))])
-    torch.testing.assert_close(time, torch.tensor([0.0, 1.0, 11.4, 12.4]))
-    torch.testing.assert_close(height, torch.tensor([0.0, 1.0, 1.0, 12.4]))
-
-
-def test_a_frame_comes_before_the_sound_of_its_time() -> None:
-    run = MediaRun(audio_tokens=3, grid=(2, 1, 2), frame_positions=1.0)
-    assert run.is_audio().tolist() == [False, False, True, False, False, True, True]
 
 
 def test_thinker_positions_are_the_references(omni, reference) -> None:

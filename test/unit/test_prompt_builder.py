@@ -49,11 +49,6 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def prompt_builder(checkpoint, config) -> PromptBuilder:
-    return PromptBuilder(checkpoint, config)
-
-
-@pytest.fixture(scope="module")
 def chat_template(checkpoint) -> str:
     file = checkpoint / "chat_template.json"
     return json.loads(file.read_text(encoding="utf-8"))["chat_template"]

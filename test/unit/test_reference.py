@@ -193,10 +193,7 @@ def test_both_are_served_without_a_key_and_the_page_asks_for_nothing_elsewhere(
     assert (told.status_code, told.json()) == (200, document)
     assert told.headers["content-type"] == "application/json"
     assert client.get("/v1/models").status_code == 401
-    assert (answer.status_code, answer.headers["content-type"]) == (
-        200,
-        "text/html; charset=utf-8",
-    )
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = answer.headers["content-security-policy"]

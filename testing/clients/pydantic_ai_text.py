@@ -37,11 +37,7 @@ def dialogue(url: str, way: str) -> dict[str, Any]:
     history = first.all_messages()
     second = agent.run_stream_sync("what is two plus four", message_history=history).get_output()
     made = Agent(model, output_type=NativeOutput(Colour)).run_sync("say red").output
-    return {
-        "calls": calls,
-        "answers": [first.output, second],
-        "object": made.model_dump(),
-    }
+    return {"calls": calls, "answers": [first.output, second], "object": made.model_dump()}
 
 
 if __name__ == "__main__":

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.eager import (
-    media_encoders,
-    talker_engine,
-    vocoder_engine,
-)
+from qwen3_omni_neuron.cpu.eager import media_encoders, talker_engine, vocoder_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec

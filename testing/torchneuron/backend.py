@@ -25,11 +25,7 @@ from torch._guards import TracingContext
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
-from qwen3_omni_neuron.neuron.torchneuron.environment import (
-    COMPILE_ONLY,
-    OPT_LEVEL,
-    SETTINGS,
-)
+from qwen3_omni_neuron.neuron.torchneuron.environment import COMPILE_ONLY, OPT_LEVEL, SETTINGS
 from testing.torchneuron.supported import (
     DECOMPOSED,
     INDEX_SOURCES,

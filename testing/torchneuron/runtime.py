@@ -143,8 +143,7 @@ def hang_for_ever(*_: Any) -> None:
 
 
 def stand_in_target(
-    runtime: StandIn | None = None,
-    mixed_arithmetic: str = TORCHNEURON.limits.mixed_arithmetic,
+    runtime: StandIn | None = None, mixed_arithmetic: str = TORCHNEURON.limits.mixed_arithmetic
 ) -> Target:
     """Return target torchneuron over the stand-in. It can be sent to another process.
 
