@@ -198,7 +198,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [1]}, "stop[0]", "string"),
     ({"stop": [""]}, "stop", "1 to 256 characters"),
     ({"talker_top_k": -1}, "talker_top_k", "0"),
-    ({"tool_choice": "required"}, "tool_choice", "Give tools"),
+    ({"tool_choice": "required"}, "tool_choice", "Set tools"),
     ({"stream_options": {"include_usag": True}}, "stream_options.include_usag", "include_usage"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
 ]

@@ -96,7 +96,7 @@ def test_completions_have_openais_shape(omni, client) -> None:
 def test_an_echo_has_the_log_probabilities_that_its_tokens_had_when_they_were_written(
     omni, client
 ) -> None:
-    """As lm-eval asks for them: the whole text as token ids, and one new token."""
+    """The request is lm-eval's: the whole text as token ids, and one new token."""
     asked: Any = {"model": MODEL, "temperature": 0, "logprobs": 2}
     ids = omni.prompt_builder.raw(RAW, 1000).token_ids.tolist()
     written = client.completions.create(**asked, prompt=RAW, max_tokens=6)
