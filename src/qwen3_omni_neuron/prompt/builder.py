@@ -76,14 +76,20 @@ class PromptBuilder:
 
     def __init__(self, folder: Path, config: OmniConfig):
         self.folder, self._config = folder, config
-        self._tokenizer = Tokenizer(folder)
+        self._tokenizer = words = Tokenizer(folder)
+        self.added_tokens, self.tokenizer_json = words.added_tokens, words.to_json
+        self.encode_words, self.encode_exactly = words.encode_words, words.encode_exactly
+        self.token_bytes, self.decode = words.token_bytes, words.decode
+        self.least_tokens = words.least_tokens
         settings = read_preprocessor(folder)
         self._mel, self._pixels = MelSettings.of(settings), PixelSettings.of(settings)
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
         self._placeholder_ids = ids
-        self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
+        self._placeholders = {kind: words.token(i) for kind, i in ids.items()}
+        self.reserved = tuple(self._placeholders.values())
+        """Placeholder tokens of media, which no text may contain."""
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
         self.media_settings = MediaSettings(
@@ -129,11 +135,6 @@ class PromptBuilder:
         """Return the number of tokens of `samples` at the checkpoint's rate."""
         return self._config.thinker.audio.tokens(math.ceil(samples / self._mel.hop))
 
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        """Placeholder tokens of media, which no text may contain."""
-        return tuple(self._placeholders.values())
-
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
         """Return the reader of a conversation's media; see `prompt`."""
         return MediaLoader(
@@ -148,10 +149,6 @@ class PromptBuilder:
                 raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
 
         return check
-
-    def least_tokens(self, text: str) -> int:
-        """Return a lower bound of a text's number of tokens; 0 for a short text."""
-        return self._tokenizer.least_tokens(text)
 
     def assemble(
         self,
@@ -355,35 +352,10 @@ class PromptBuilder:
         prompt = self._template.render([{"role": "user", "content": ""}])
         return prompt.rstrip().endswith("<think>")
 
-    @property
-    def added_tokens(self) -> Sequence[str]:
-        """Texts of the tokens beyond the vocabulary of words, such as `<tool_call>`."""
-        return self._tokenizer.added_tokens
-
-    def tokenizer_json(self) -> str:
-        """Return the tokenizer in the format of the library `tokenizers`."""
-        return self._tokenizer.to_json()
-
     def whole_windows(self, clip: GrowingClip) -> int:
         """Count a growing clip's whole audio encoder windows so far."""
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
-
-    def encode_words(self, text: str, most: int | None = None) -> list[int]:
-        """Tokenise text of a reply; names of special tokens are words."""
-        return self._tokenizer.encode_words(text, most)
-
-    def encode_exactly(self, text: str) -> list[int]:
-        """Return ids of tokens that spell the bytes of a reply's text."""
-        return self._tokenizer.encode_exactly(text)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token spells; see `Tokenizer.token_bytes`."""
-        return self._tokenizer.token_bytes(token_id)
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Decode generated tokens to text, without special tokens."""
-        return self._tokenizer.decode(token_ids)
 
     @cached_property
     def _all_names(self) -> SpecialNames:
