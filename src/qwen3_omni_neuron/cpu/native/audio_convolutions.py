@@ -53,7 +53,7 @@ class NativeAudioConvolutions:
         return rows
 
     def _matrix(self, conv: nn.Conv2d, library: Library) -> Fields:
-        # [out, in, mels, times] -> [out, mels * times * in]: channels lie side by side.
+        # [out, in, mels, times] -> [out, mels * times * in]: channels are adjacent.
         weight = conv.weight.detach().permute(0, 2, 3, 1).flatten(1)
         assert conv.bias is not None
         bias = self._weights(conv.bias.detach().float(), conv.out_channels)

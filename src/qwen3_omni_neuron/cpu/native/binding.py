@@ -1,7 +1,7 @@
 """Addresses of tensors, packing and descriptions of weights for the compiled library: library.h.
 
-Structs are described by dicts of their fields, which cffi checks against the declarations. What a
-struct points to must be kept alive: see `Weights`.
+Structs are dicts of their fields, which cffi checks against the declarations. Keep the targets of
+their pointers alive: see `Weights`.
 """
 
 from collections.abc import Sequence
@@ -34,16 +34,16 @@ SCALE_TYPES = {
 assert ffi.integer_const("PANEL") == PANEL
 
 Library = Any
-"""The loaded library: a cffi object with the functions of library.h as attributes."""
+"""The loaded library: a cffi object with the functions of library.h."""
 Pointer = Any
-"""A pointer of cffi, which keeps alive what `ffi.new` made and nothing else."""
+"""A cffi pointer, which keeps alive only memory of `ffi.new`."""
 Fields = dict[str, Any]
 """A struct's fields by name."""
 VOID, TABLE = ffi.typeof("void *"), ffi.typeof("Table *")
 
 
 class UnsuitedError(ValueError):
-    """The C can't take weights of this type, shape or layout."""
+    """The C does not accept weights of this type, shape or layout."""
 
 
 class Weights:
@@ -63,17 +63,16 @@ class Weights:
         return pointer
 
     def array(self, struct: str, items: Sequence[Fields]) -> Pointer:
-        """Return a pointer to structs side by side."""
+        """Return a pointer to adjacent structs."""
         self._held.append(ffi.new(f"{struct}[]", items))
         return self._held[-1]
 
     def matrix(
         self, owner: nn.Module, name: str, *shape: int, bias: Tensor | None = None
     ) -> Fields:
-        """Describe a packed parameter of a module: see cpu.packing.
+        """Describe a packed parameter of a module: see cpu.packing. Raises UnsuitedError.
 
-        shape: [..., out, into] of the matrix before packing. Of a stack the first matrix is
-        described. Raises UnsuitedError.
+        shape: [..., out, into] of the matrix before packing; of a stack, its first matrix.
         """
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
@@ -101,7 +100,7 @@ class Weights:
         }
 
     def packed(self, matrix: Tensor, library: Library) -> Fields:
-        """Pack a matrix [..., out, into], in the compact form if it has one, and describe it."""
+        """Pack a matrix [..., out, into], compactly if possible, and describe it."""
         out, into = matrix.shape[-2:]
         form = pack_compact_in_c(matrix, library) if matrix.dtype == torch.bfloat16 else None
         packed = pack_in_c(matrix, library) if form is None else form
@@ -132,7 +131,7 @@ def address_of(tensor: Tensor) -> Pointer:
 
 
 def check_dense(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
-    """Raise ValueError for a tensor of another type or shape, or that is not dense."""
+    """Raise ValueError for another type or shape, or a tensor that is not dense."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
         raise ValueError(
             f"the C takes {dtype} {list(shape)} on the CPU here, "
@@ -155,7 +154,7 @@ def table_of(rows: Tensor, count: int, width: int) -> Pointer:
 
 
 def check(status: int) -> None:
-    """Raise MemoryError where a call could not allocate memory."""
+    """Raise MemoryError if a call could not allocate memory."""
     if status == NO_MEMORY:
         raise MemoryError("no memory for the rows of a call")
 
@@ -189,7 +188,7 @@ def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
 
 
 def _pack(function: Any, packed: Tensor, matrix: Tensor, *more: int) -> int:
-    """Fill the packed form of a matrix by a function of the library. Returns its status."""
+    """Fill the packed form of a matrix by a library function. Returns its status."""
     matrix = matrix.contiguous()
     out, into = matrix.shape[-2:]
     count = matrix.numel() // (out * into)
@@ -218,7 +217,6 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Fiel
 
 
 def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> Fields:
-    """Describe a DecoderLayer."""
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
     qkv_width = (qk_heads + c.kv_heads) * c.head_dim
     return {
@@ -232,7 +230,7 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> Fields:
 
 
 def _feed_forward(c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights) -> Fields:
-    """Return the matrices of a layer's feed-forward by their names in Layer."""
+    """Return a layer's feed-forward matrices by their names in Layer."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {

@@ -1,4 +1,4 @@
-"""Code2wav in C: one call a chunk of several streams."""
+"""Code2wav in C: one call per chunk of several streams."""
 
 from collections.abc import Sequence
 from math import prod
@@ -36,11 +36,10 @@ _ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 
 
 class NativeCode2Wav:
-    """Code2Wav in C, in float32 over float32 or bfloat16 weights.
+    """Code2Wav in C, in float32 over float32 or bfloat16 weights, which it copies.
 
-    A stream's samples depend neither on the other streams, nor on the number of threads, nor on how
-    its frames are cut into chunks. Several threads may call it at once. All weights are copies: the
-    module need not be kept. Raises UnsuitedError.
+    A stream's samples depend neither on the other streams, nor on the number of threads, nor on the
+    split into chunks. Thread-safe. Raises UnsuitedError.
     """
 
     def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
@@ -62,7 +61,7 @@ class NativeCode2Wav:
         return self._advance(codes, None)
 
     def step(self, codes: Tensor, state: NativeState) -> tuple[Tensor, NativeState]:
-        """Decode the next chunk of streams. `state` is kept."""
+        """Decode the next chunk of streams. `state` is not changed."""
         return self._advance(codes, state)
 
     @staticmethod
@@ -111,7 +110,6 @@ class NativeCode2Wav:
 
 
 def _address(values: NDArray[Any], dtype: str, *shape: int) -> Pointer:
-    """Return the address of a dense array. Raises ValueError for another type or shape."""
     if values.dtype != dtype or values.shape != shape or not values.flags.c_contiguous:
         raise ValueError(
             f"the C takes dense {dtype} {list(shape)} here, got {values.dtype} {list(values.shape)}"
@@ -120,7 +118,7 @@ def _address(values: NDArray[Any], dtype: str, *shape: int) -> Pointer:
 
 
 class _Packing:
-    """Descriptions of code2wav's parts, over packed weights that `weights` holds."""
+    """Descriptions of code2wav's parts, over packed `weights`."""
 
     def __init__(self, library: Library, weights: Weights):
         self._library, self._weights = library, weights
@@ -137,7 +135,7 @@ class _Packing:
             "frequencies": self._vector(model.rotary.frequencies[:half], half),
             "stages": len(stages),
             "stage": self._weights.array("Stage", stages),
-            # Inputs are rows side by side: [out, in, taps] -> [out, taps * in].
+            # Inputs are adjacent rows: [out, in, taps] -> [out, taps * in].
             "conv_in": self._matrix(into.weight.transpose(1, 2).flatten(1), bias=into.bias),
             "up": self._matrix(*_up(first_block.upsample, c.decoder_dim)),
             "wave": self._wave(model),
@@ -161,7 +159,6 @@ class _Packing:
         }
 
     def _layer(self, c: Code2WavConfig, layer: Any) -> Fields:
-        """Describe a VocoderLayer."""
         return {
             "attention_norm": self._vector(layer.attention_norm.weight, c.hidden_size),
             "qkv": self._matrix(layer.qkv.weight),
@@ -172,11 +169,10 @@ class _Packing:
         }
 
     def _stage(self, stage: Any, hidden: int) -> Fields:
-        """Describe an Upsample."""
         up, scale = stage.conv, stage.scale
         return {
             "ratio": up.stride[0],
-            # One matrix a sample: [in, out, ratio] -> [ratio, out, in].
+            # One matrix per sample: [in, out, ratio] -> [ratio, out, in].
             "up": self._matrix(up.weight.permute(2, 1, 0), bias=up.bias),
             "depthwise": self._vector(stage.depthwise.weight[:, 0].t(), TAPS, hidden),
             "depthwise_bias": self._vector(stage.depthwise.bias, hidden),
@@ -199,7 +195,6 @@ class _Packing:
         }
 
     def _block(self, block: Any, first: bool) -> Fields:
-        """Describe a DecoderBlock."""
         up, rate = block.upsample, block.upsample.stride[0]
         into, out, taps = up.weight.shape
         if taps != 2 * rate:
@@ -217,7 +212,6 @@ class _Packing:
         }
 
     def _unit(self, unit: Any) -> Fields:
-        """Describe a ResidualUnit."""
         return {
             "dilation": unit.conv1.dilation[0],
             "first": self._snake(unit.act1),
@@ -232,7 +226,6 @@ class _Packing:
         return {"frequency": frequency, "inverse_magnitude": inverse_magnitude}
 
     def _vector(self, weight: Tensor, *shape: int) -> Pointer:
-        """Return a pointer to a weight in float32."""
         return self._weights(_taken(weight).to(torch.float32, copy=True).contiguous(), *shape)
 
     def _table(self, rows: Tensor) -> Fields:
@@ -255,7 +248,7 @@ class _Packing:
 
 
 def _taken(weight: Tensor) -> Tensor:
-    """Return a weight without its gradient. Raises UnsuitedError for a type that C can't take."""
+    """Return a weight without its gradient. Raises UnsuitedError for an unsupported type."""
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         raise UnsuitedError(
             f"the C takes code2wav in float32 or bfloat16 on the CPU, got {weight.dtype} on "
@@ -265,7 +258,7 @@ def _taken(weight: Tensor) -> Tensor:
 
 
 def _whole(weight: Tensor, axis: int) -> Tensor:
-    """Return a weight with zeros after the last channel of an axis, up to a multiple of WIDEST."""
+    """Pad an axis of channels with zeros to a multiple of WIDEST."""
     padding = -weight.shape[axis] % WIDEST
     return F.pad(weight.movedim(axis, -1), (0, padding)).movedim(-1, axis)
 
@@ -274,7 +267,7 @@ def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
     """Return a TransposedConv of two strides as a matrix [rate * out, stride + in], and its bias.
 
     Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase.
-    The matrix takes the earlier input first, and the other one `stride` floats after it.
+    The matrix reads the earlier input first, and the other one `stride` floats after it.
     """
     rate = up.stride[0]
     taps = _whole(up.weight, 1).unflatten(2, (2, rate)).flip(2)  # [in, out, 2, rate]
@@ -284,10 +277,10 @@ def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_point(weight: Tensor) -> Tensor:
-    """Return a convolution [out, in, taps] as matrices [8, out, in], one a point of wave.c.
+    """Return a convolution [out, in, taps] as matrices [8, out, in], one per point of wave.c.
 
-    Those of 0 and of infinity are the first and the last tap. Another point's is the polynomial of
-    the taps, divided by the distances to the other points.
+    Those of 0 and infinity are the first and the last tap; another point's is the polynomial of the
+    taps, divided by the distances to the other points.
     """
     shares = torch.zeros(len(POINTS) + 2, TAPS, dtype=torch.float64)
     shares[0, 0] = shares[-1, -1] = 1

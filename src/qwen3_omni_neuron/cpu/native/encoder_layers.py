@@ -1,4 +1,4 @@
-"""Layers of the audio and the vision encoder in C; linear ones of the talker's projections, too."""
+"""Layers of the encoders in C, and linear ones of the talker's projections."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class NativeEncoderLayer(nn.Module):
     def forward(self, x: Tensor, *others: Tensor | Rotation) -> Tensor:
         """Apply the layer to x, float32 [frames, rows, hidden].
 
-        others: the layer's other arguments, a mask last: of each frame true for the first rows.
+        others: the layer's other arguments; a mask last, true for each frame's first rows.
         """
         *rotations, mask = others
         frames, rows, _ = x.shape
@@ -72,12 +72,12 @@ class NativeEncoderLayer(nn.Module):
         return y
 
     def _rotation(self, rotations: Sequence[Tensor | Rotation]) -> Rotation | None:
-        """Return cosine and sine of each row, [rows, head_dim / 2], where the layer has them."""
+        """Return cosine and sine of each row, [rows, head_dim / 2], if the layer has them."""
         if not rotations:
             return None
         cos, sin = rotations[0]
         half = self._hidden // self._heads // 2
-        # The first half of `sin` has the sign of the rotation.
+        # The first half of `sin` has the rotation's sign.
         return cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()
 
     def _matrix(self, linear: nn.Linear) -> Fields:

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 
 
 def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageEngines:
-    """Build the engines of the stages that `models` has, whose weights are packed."""
+    """Build the engines of `models`' stages, whose weights are packed."""
     built = StageEngines()
     if models.thinker is not None:
         built["encoder"] = encoder = _media_encoders(models, spec, library)

@@ -1,4 +1,4 @@
-"""The compiled library of this installation, checked against its sources and its declarations."""
+"""The compiled library of this installation, checked against sources and declarations."""
 
 import logging
 from functools import cache
@@ -19,11 +19,11 @@ REBUILD = (
 
 
 class MismatchError(Exception):
-    """A library that was not compiled from these sources."""
+    """A library of other sources."""
 
 
 def library_path() -> Path | None:
-    """Return the library beside this file, or None where the installation compiled none."""
+    """Return the library beside this file, or None if none was compiled."""
     path = Path(__file__).with_name("_library.abi3.so")
     return path if path.exists() else None
 
@@ -55,17 +55,17 @@ def library_verdict() -> str:
 
 
 def load_library(path: Path) -> Any:
-    """Load a library, whose calls let other threads of Python run; see cpu.native.binding.Library.
+    """Load a library, whose calls release the interpreter lock; see cpu.native.binding.Library.
 
-    A call through other declarations would corrupt memory: raises MismatchError if it was compiled
-    from other sources than the declarations here or those beside it, or can't be loaded.
+    Wrong declarations would corrupt memory: raises MismatchError if it was compiled from sources
+    other than the declarations or those beside it, or can't be loaded.
     """
     try:
         from qwen3_omni_neuron.cpu.native._declarations import ffi
     except ImportError as error:
         raise MismatchError(f"its declarations can't be imported ({error}); {REBUILD}") from None
     try:
-        # It stays in memory when cffi closes it, as the threads of its pool run in it.
+        # It stays in memory when cffi closes it, because its pool's threads run in it.
         library = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
         compiled: int = library.source_digest
     except (OSError, ffi.error) as error:
@@ -83,7 +83,7 @@ def load_library(path: Path) -> Any:
 
 
 def host_sampler() -> "SampleIds":
-    """Return the function that samples tokens on this host: compiled, or in numpy."""
+    """Return this host's sampler: compiled, or in numpy."""
     from qwen3_omni_neuron.engines.sampling import sample_ids
 
     library = find_library()

@@ -1,4 +1,4 @@
-"""Code predictor in C: one call a frame."""
+"""Code predictor in C: one call per frame."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +26,9 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 class NativePredictor:
     """The code predictor in C, a Predictor over the module's own weights, in float32.
 
-    Float32 sums are added up in another order than the module's: where two logits, or their sums
-    with noise, are as close as such a rounding error, either code may be chosen. A slot's result
-    does not depend on the other slots. Several threads may call it at once. Raises UnsuitedError.
+    Sums have another order than the module's: of logits, or sums with noise, as close as float32's
+    rounding error, either code may be chosen. A slot's result does not depend on the other slots.
+    Thread-safe. Raises UnsuitedError.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class NativePredictor:
     ) -> Tensor:
         """Complete a frame of each slot.
 
-        logits: float32 [15, n, vocab], which receives the logits. Raises ValueError, and IndexError
-        for a slot or a code 0 beyond the tables.
+        logits: float32 [15, n, vocab], receives the logits. Raises ValueError, and IndexError for a
+        slot or a code 0 beyond the tables.
         """
         count, all_slots = len(slots), len(hidden)
         if not 0 <= min(slots) <= max(slots) < all_slots:

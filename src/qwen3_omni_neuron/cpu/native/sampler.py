@@ -1,4 +1,4 @@
-"""Sampling of text tokens and of code 0, in C but for the noise."""
+"""Sampling of text tokens and of code 0, in C except for the noise."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from qwen3_omni_neuron.cpu.native.binding import Library, check, check_dense
 from qwen3_omni_neuron.engines.sampling import Sampler, draw
 
 GREEDY: int = ffi.integer_const("GREEDY")
-MOST_HELD = 1 << 16  # most logits of a call that holds the interpreter lock: about 0.1 ms
+MOST_HELD = 1 << 16  # upper bound of logits per call with the interpreter lock: about 0.1 ms
 ADDRESS = ffi.typeof("intptr_t")
 
 
 class NativeSampler:
-    """`engines.sampling.sample_ids`, with one call in C that finds what all sequences draw from.
+    """`engines.sampling.sample_ids`, with one C call for all sequences' candidates.
 
-    An id differs from numpy's only where two logits at the edge of top-k or top-p are as close as a
-    rounding error of float32. A call with few logits holds Python's interpreter lock, because
-    getting it back would take longer: cffi always gives it up, so ctypes calls this function.
+    An id differs from numpy's only where two logits at the edge of top-k or top-p are as close as
+    float32's rounding error. A call with few logits keeps the interpreter lock, because getting it
+    back would take longer: by ctypes, since cffi always releases it.
     """
 
     def __init__(self, library: Library):
@@ -65,7 +65,7 @@ class NativeSampler:
 
 
 def _prepare(sampler: Sampler) -> tuple[Any, int]:
-    """Make a sampler's struct, which lives as long as the sampler. Returns it and its address."""
+    """Create a sampler's struct, which lives as long as the sampler, and return its address too."""
     params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
     counts = sampler.counts
     fields = {

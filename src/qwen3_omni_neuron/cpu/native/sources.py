@@ -1,6 +1,6 @@
 """The C sources for the build and the check at loading: their digest, their declarations.
 
-setup.py runs this file before anything is installed, so it imports no other module of the package.
+setup.py runs this file before installation, so it imports no other module of the package.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def source_digest(folder: Path = HERE) -> int | None:
-    """Return a number of 60 bits for the C files in a folder; None if sources were stripped."""
+    """Return a 60-bit digest of the C files in a folder; None if sources were stripped."""
     files = sorted([*folder.glob("*.c"), *folder.glob("*.h")], key=lambda file: file.name)
     if not files:
         return None

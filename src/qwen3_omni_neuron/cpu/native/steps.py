@@ -1,4 +1,4 @@
-"""Decode steps and prompts of thinker and talker in C, and the slots that they compute."""
+"""Decode steps and prompts of thinker and talker in C, and their slots."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,9 +34,8 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
-    A row's result depends neither on the other rows of the call nor on the number of threads: a
-    prompt in pieces gives the same result as the whole prompt. Several threads may call it for
-    different slots. Raises UnsuitedError.
+    A row's result depends neither on the call's other rows nor on the number of threads, nor on the
+    split of a prompt. Several threads may call it for different slots. Raises UnsuitedError.
     """
 
     def __init__(
@@ -87,9 +86,9 @@ class NativeSteps:
         """Append one row of a table to each of several slots. Returns the logits [slots, vocab].
 
         lengths: each slot's filled positions; positions: the new rows' rope positions. ids: rows of
-        the table [.., hidden], by default the thinker's embedding. added: float32 [all slots,
-        hidden], added to the new rows. hidden: float32 [all slots, hidden], which receives the
-        post-norm hidden states.
+        the table [.., hidden], default: the thinker's embedding. added: float32 [all slots,
+        hidden], added to the new rows. hidden: float32 [all slots, hidden], receives the post-norm
+        hidden states.
         """
         count = len(slots)
         self._check_slots(slots, min(lengths), max(lengths) + 1)
@@ -121,16 +120,15 @@ class NativeSteps:
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append the rows of a prompt after a slot's first `start`.
+        """Append the rows [S, hidden] of a prompt after a slot's first `start`.
 
-        rows: [S, hidden]; positions: float32 [3, S]; visual (ascending), deepstack: see
-        model.thinker.
+        positions: float32 [3, S]; visual (ascending), deepstack: see model.thinker.
         """
         count = len(rows)
         if count == 0:
             raise ValueError("a prompt of no rows has no last row")
         self._check_slots((slot,), start, start + count)
-        # References, so that they live until the call has returned.
+        # References that live until the call returns.
         positions = positions.contiguous()
         logits, hidden = empty_floats(1, self._vocab), empty_floats(1, self._hidden)
         accept_layer, accepted = 0, empty_floats(0)
@@ -179,9 +177,9 @@ class NativeSteps:
     ) -> Tensor:
         """Append rows of a table, and then the rows `after`, after a slot's first `start`.
 
-        ids: int64 [n], of the table [.., hidden], by default the thinker's embedding. after:
-        float32 [m, hidden]. positions: float32 [3, n + m]. Returns the last row's logits [1,
-        vocab], or [0, vocab] if not wanted. Raises IndexError, ValueError, and MemoryError.
+        ids: int64 [n], of the table [.., hidden], default: the thinker's embedding. after: float32
+        [m, hidden]. positions: float32 [3, n + m]. Returns the last row's logits [1, vocab], or [0,
+        vocab] if not wanted. Raises IndexError, ValueError, and MemoryError.
         """
         # No torch operation: see cpu.native.talker.NativeTalker.
         ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
@@ -228,10 +226,7 @@ class NativeSteps:
 
 
 class NativeSlots(CpuSlots):
-    """Slots of a thinker or a talker, computed in float32; model: has the packed weights.
-
-    Raises UnsuitedError.
-    """
+    """Slots of a thinker or a talker in float32. Raises UnsuitedError."""
 
     def __init__(
         self,
@@ -248,10 +243,7 @@ class NativeSlots(CpuSlots):
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Append rows after a slot's first `start`.
-
-        extra: `visual` and `deepstack` of NativeSteps.prefill.
-        """
+        """Append rows after a slot's first `start`. extra: as of NativeSteps.prefill."""
         self._drop(slot, start + len(rows))
         self._begin(slot, start)
         outputs = self.steps.prefill(slot, start, rows, positions, *extra)
@@ -287,7 +279,7 @@ class NativeSlots(CpuSlots):
 
 
 class NativeThinkerSlots(NativeSlots):
-    """The thinker's slots: one call of C for each step, and for each prompt without media."""
+    """The thinker's slots: one C call per step, and per prompt without media."""
 
     def __init__(self, config: DecoderConfig, thinker: ThinkerModel, *given: Any):
         super().__init__(config, thinker, *given)

@@ -15,10 +15,10 @@ from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
 
 class NativeTalker(TalkerEngine):
-    """TalkerEngine over float32 rows, with one call of C for each prompt, step and frame.
+    """TalkerEngine over float32 rows, with one C call per prompt, step and frame.
 
-    Each torch operation releases Python's interpreter lock, which the other stages want, too: with
-    a small model these took longer than the arithmetic.
+    Torch operations release the interpreter lock, for which stages compete: with a small model they
+    took longer than the arithmetic.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class NativeTalker(TalkerEngine):
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot if no media are left, else keep the rows."""
+        """Fill a slot if no media are missing, else keep the rows."""
         ids = prompt.token_ids.numpy()[start:]
         if np.isin(ids, self._config.thinker.media_token_ids).any():
             return super().prepare(slot, prompt, speaker_id, start)

@@ -1,1 +1,1 @@
-"""Every graph that a compiler traces from model/: its inputs, its state and its outputs."""
+"""Graphs that a compiler traces from model/: inputs, state and outputs."""

@@ -1,4 +1,4 @@
-"""The list of graphs of a checkpoint, and the modules they are traced from."""
+"""The graphs of a checkpoint, and the modules they are traced from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     for rows in plan.projection_rows:
         yield from projection_graphs(config.talker, rows, dtype)
     yield from _decoder_graphs(config, "talker", plan)
-    # For all slots: further rows cost next to nothing beside the reading of the weights.
+    # For all slots: beside reading the weights, more rows cost next to nothing.
     slots, top_k = plan.max_concurrency, plan.predictor_top_k
     yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan))
     wav = config.code2wav
@@ -64,7 +64,7 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
 
 
 def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:
-    """Return the types of the code predictor's weights and of its arithmetic."""
+    """Return the dtypes of the code predictor's weights and arithmetic."""
     arithmetic = getattr(torch, plan.predictor_arithmetic)
     wide = plan.predictor_dtype == "float32"
     return arithmetic if wide else getattr(torch, plan.arithmetic), arithmetic
@@ -73,7 +73,7 @@ def predictor_types(plan: CompilePlan) -> tuple[torch.dtype, torch.dtype]:
 def static_models(
     config: OmniConfig, dtype: torch.dtype = torch.bfloat16, int8: bool = False
 ) -> Models:
-    """Lay out the modules that graphs are traced from, on the meta device, in static shapes."""
+    """Return the traced modules, on the meta device, in static shapes."""
     models, _ = lay_out(static_config(config, int8))
     for name in PARTS:
         module = getattr(models, name)
@@ -84,10 +84,7 @@ def static_models(
 
 
 def static_config(config: OmniConfig, int8: bool = False) -> OmniConfig:
-    """Return the config whose experts are computed in static shapes; see model.moe.
-
-    int8: of the thinker's experts.
-    """
+    """Return the config with experts in static shapes; see model.moe. int8: the thinker's."""
     thinker = replace(config.thinker, text=_static(config.thinker.text, int8))
     if config.talker is None:
         return replace(config, thinker=thinker)
@@ -112,7 +109,7 @@ def _decoder_graphs(config: OmniConfig, part: str, plan: CompilePlan) -> Iterato
 
 
 def _prefill_sizes(plan: CompilePlan, windows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield rows and window of each prefill graph; of NxDI's, a prompt is its own window."""
+    """Yield rows and window of each prefill graph; an NxDI prompt is its own window."""
     sizes = plan.prompt_buckets
     if not plan.chunked_prefill:
         yield from zip(sizes, sizes, strict=True)

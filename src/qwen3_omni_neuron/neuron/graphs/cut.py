@@ -1,4 +1,4 @@
-"""Cutting tensors for ranks: which heads, columns and experts each rank has."""
+"""Cutting tensors for ranks: each rank's heads, columns and experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ Units = tuple[int, ...]
 def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
     """Return the query heads of each rank, padded with PAD to the same number.
 
-    20 with a KV head each at TP 8 become 24. Where ranks share a KV head, its query heads are
-    spread over them: 4 and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
+    20 with a KV head each at TP 8 become 24. A KV head's query heads are spread over the ranks that
+    share it: 4 and 2 KV heads at TP 8 are (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
     Raises OptionError if KV heads and ranks don't divide.
     """
     if heads == kv_heads:
@@ -44,7 +44,7 @@ def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
 
 def local_kv_heads(heads: int, kv_heads: int, tp: int) -> int:
-    """Return the number of KV heads a rank."""
+    """Return the number of KV heads per rank."""
     return len(key_heads(heads, kv_heads, tp)[0])
 
 
@@ -69,7 +69,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis of a plain tensor along which it is cut, and each rank's spans.
+    """An axis along which a tensor is cut, and each rank's spans.
 
     transposed: a rank's tensor has its last two axes exchanged.
     """
@@ -85,7 +85,7 @@ class Cut:
 
 
 Cuts = Mapping[str, Cut]
-"""Cuts by parameter name; a parameter without a cut is the plain one at every rank."""
+"""Cuts by parameter name; a parameter without a cut is whole at every rank."""
 
 
 def rank_width(width: int, tp: int) -> int:
@@ -108,7 +108,7 @@ def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
 
 
 def whole(axis: int, length: int, tp: int) -> Cut:
-    """Leave an axis of some length whole at every rank."""
+    """Leave an axis whole at every rank."""
     return Cut(axis, (((0, length),),) * tp)
 
 

@@ -1,4 +1,4 @@
-"""The graphs of thinker and talker: prefill, decode and flush of KV cache slots."""
+"""Graphs of thinker and talker: prefill, decode and flush of KV cache slots."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.neuron.graphs.cut import local_kv_heads
 from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorSpec
 
 MOST_RECENT_ROWS = 64
-"""Most rows of a slot that decode steps write before they are moved into its KV cache.
+"""Upper bound of a slot's rows that decode steps write before a flush into its KV cache.
 
 A step renews all of them: 12.6 MB for 8 slots of the thinker at TP 8. A flush renews 0.1 to 1.6 GB,
 by its window, once in as many steps (see model.kv_cache.Segments).
@@ -71,20 +71,20 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
 
 
 def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
-    """Choose window and rows of the prefill graph for the next `rows` of a prompt after `start`.
+    """Choose window and rows of the graph for the next `rows` of a prompt after `start`.
 
     sizes: of all graphs, ascending.
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]
-    # One call if a graph takes all rows; else as many rows as the largest graph takes.
+    # One call if a graph fits all rows; else as many rows as possible.
     return whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
 
 
 def flush_graph(config: OmniConfig, part: str, window: int, plan: CompilePlan) -> Graph:
-    """Describe the moving of every slot's recent rows into the first `window` positions.
+    """Describe the flush of every slot's recent rows into the first `window` positions.
 
-    See model.kv_cache.flushed. A slot may be copied to another one in the same call.
+    See model.kv_cache.flushed. The call may also copy a slot to another one.
     """
     every = plan.max_concurrency
     slot = partial(TensorSpec, shape=(1,), dtype=torch.int64, below=every)
@@ -109,7 +109,7 @@ def decode_graph(
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
-    A row whose count is -1 is idle. Where the rows are all slots, none is named. See
+    A row whose count is -1 is idle. If the rows are all slots, none is named. See
     model.kv_cache.StepState.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
@@ -152,7 +152,7 @@ def kv_cache_state(
 ) -> tuple[TensorSpec, ...]:
     """Describe one core's KV heads of a KV cache: recent rows of all slots, then segments.
 
-    The plan's windows end segments, those of `window` alone.
+    The plan's windows end segments, or `window` alone.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))

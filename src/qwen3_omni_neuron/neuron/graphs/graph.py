@@ -14,15 +14,15 @@ Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 
 
 MOST_WIDENED = 2**18
-"""Numbers of fewer than 4 bytes that may be copied as float32: more take longer than a copy."""
+"""Upper bound of numbers below 4 bytes that are copied as float32: more take longer than a copy."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor of a graph.
 
-    below: upper bound, exclusive, of an example's values; 0: none. idle: fill value of an input
-    whose call must not change any state. is_optional: it may be left out, which means zeros.
+    below: exclusive upper bound of an example's values; 0: none. idle: fill value of an input whose
+    call must not change any state. is_optional: may be left out, which means zeros.
     """
 
     name: str
@@ -39,19 +39,16 @@ class TensorSpec:
 
     @property
     def is_packed(self) -> bool:
-        """True if target torchneuron copies it in one float32 buffer with a call's others.
+        """True if torchneuron copies it in one float32 buffer with a call's others.
 
-        float32 has its numbers exactly: integers are below 2**24.
+        float32 represents its numbers exactly: integers are below 2**24.
         """
         if self.is_optional or self.dtype == torch.float64:
             return False
         return self.dtype.itemsize >= 4 or math.prod(self.shape) <= MOST_WIDENED
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
-        """Make an example from [0, below), else normal floats.
-
-        Of bools the first of each row is True.
-        """
+        """Return an example from [0, below), else normal floats; each row's first bool is True."""
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         if self.dtype == torch.bool:
@@ -66,12 +63,12 @@ class TensorSpec:
         return values.to(self.dtype)
 
     def idle_input(self) -> Tensor:
-        """Make an input for a call that must not change any state."""
+        """Return an input for a call that must not change any state."""
         return torch.full(self.shape, self.idle, dtype=self.dtype)
 
 
 def buffers(specs: Sequence[TensorSpec]) -> int:
-    """Return the number of buffers in which tensors are copied; see TensorSpec.is_packed."""
+    """Return the number of buffers for copies of tensors; see TensorSpec.is_packed."""
     packed = [spec.is_packed for spec in specs]
     return packed.count(False) + any(packed)
 
@@ -81,8 +78,7 @@ class Graph:
     """Description of a graph for a compiler.
 
     name: the kind, "thinker_decode". bucket: its sizes by name. part: attribute of
-    checkpoint.modules.Models that it calls. state: passed in after the inputs, returned after the
-    outputs.
+    checkpoint.modules.Models. state: passed after the inputs, returned after the outputs.
     """
 
     name: str
@@ -118,7 +114,7 @@ class Graph:
         return GraphModule(owner, self)
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Make the inputs and the state of one call. device: "cpu" or "meta"."""
+        """Return the inputs and state of one call. device: "cpu" or "meta"."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(spec.example(generator, device) for spec in (*self.inputs, *self.state))
 

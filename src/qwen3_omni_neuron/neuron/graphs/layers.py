@@ -1,6 +1,6 @@
-"""Layers that are cut over several ranks, and the group of ranks that they sum over.
+"""Layers cut over several ranks, and the group of ranks that they sum over.
 
-Matrices are [in, out]. A column-parallel matrix gives each rank some outputs, the inputs of a
+Matrices are [in, out]. A rank has some outputs of a column-parallel matrix, or some inputs of a
 row-parallel one, which sums over the ranks.
 """
 
@@ -26,7 +26,7 @@ class Group(Protocol):
 
 
 class Alone:
-    """A group of one rank, or a placeholder where the collectives don't matter."""
+    """A group of one rank, or a placeholder where collectives don't matter."""
 
     def sum(self, x: Tensor) -> Tensor:
         """Return x."""

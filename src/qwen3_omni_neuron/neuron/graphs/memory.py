@@ -1,4 +1,4 @@
-"""The memory that a plan takes on a core, and whether an instance has it."""
+"""Memory of a plan on a core, and whether an instance has it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ from qwen3_omni_neuron.neuron.graphs.layers import Alone
 from qwen3_omni_neuron.neuron.graphs.parallel import parallelize
 
 MOST_CORES = 8  # largest degree of a part
-INSTANCES = ("trn2.3xlarge", "trn2.48xlarge")  # the smaller one first
+INSTANCES = ("trn2.3xlarge", "trn2.48xlarge")  # ascending
 COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
 _ON_TOP = "NEFFs and scratch come on top."
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """Size of a part: whole, and on each of its cores, by degree."""
+    """Size of a part: whole, and per core by degree."""
 
     name: str
     parameters: int
@@ -41,7 +41,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class CoreMemory:
-    """Memory that a plan takes on the fullest core, a stage's first one, by degrees."""
+    """Memory of a plan on the fullest core, a stage's first one, by degrees."""
 
     plan: CompilePlan
     parts: list[PartSize]
@@ -58,7 +58,7 @@ class CoreMemory:
         return sum(part.nbytes for part in self.parts)
 
     def stage_bytes(self, tp: Degrees) -> dict[str, int]:
-        """Return the bytes of weights and state on the first core of a stage.
+        """Return the bytes of weights and state on a stage's first core.
 
         Placement "split" gives the stages different cores, "shared" the same ones.
         """
@@ -73,7 +73,7 @@ class CoreMemory:
         return sum(self.stage_bytes(tp).values())
 
     def tree_bytes(self, tp: Degrees) -> int:
-        """Return the size in bytes of the files of weights of all ranks."""
+        """Return the bytes of all ranks' weight files."""
         return sum(p.shard_bytes[tp] * tp.of(MODEL_OF_PART[p.name]) for p in self.parts)
 
 
@@ -103,10 +103,7 @@ def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees
 def instances_of(
     plan: CompilePlan, instance: str | None, defaults: Mapping[str, Degrees] | None = None
 ) -> dict[str, Degrees]:
-    """Return the instances to judge a plan on, with their degrees.
-
-    instance: None for the smallest with enough cores.
-    """
+    """Return instances to judge a plan on, and their degrees; None: the smallest that fits."""
     if defaults is not None:
         return {name: defaults[name] for name in INSTANCES}
     enough = (name for name in INSTANCES if _cores(name, plan.lnc) >= plan.tp.each[-1])
@@ -114,7 +111,7 @@ def instances_of(
 
 
 def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
-    """Return "split", "shared" if only that fits, or None, and a sentence with what to change."""
+    """Return "split", "shared" if only that fits, or None, and a sentence with advice."""
     plan, stages = memory.plan, memory.stage_bytes(tp)
     stages = {stage: nbytes for stage, nbytes in stages.items() if nbytes}
     available, core = _cores(instance, plan.lnc), cores.core_bytes(plan.lnc)
@@ -175,7 +172,7 @@ def plan_report(
 
 
 def plan_lines(report: dict[str, Any], memory: CoreMemory) -> Iterator[str]:
-    """Yield a report in Markdown, the verdicts first, and the memory of a core by part."""
+    """Yield a report in Markdown: verdicts, then a core's memory by part."""
     for one in report["instances"]:
         fits = "does not fit" if one["placement"] is None else f"fits, {one['placement']}"
         yield f"{one['instance']}, TP {one['tp']}: {fits}. {one['reason']}"
@@ -224,7 +221,7 @@ def parts_of(models: Models) -> Iterator[tuple[str, nn.Module]]:
 
 
 def plan_models(config: OmniConfig, plan: CompilePlan) -> Models:
-    """Lay out a plan's modules on the meta device, in their types."""
+    """Return a plan's modules on the meta device, in their types."""
     models = static_models(config, getattr(torch, plan.arithmetic), plan.dtype == "int8")
     if models.code_predictor is not None:
         cast(models.code_predictor, predictor_types(plan)[0])

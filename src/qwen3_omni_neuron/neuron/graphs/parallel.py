@@ -44,11 +44,11 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module on the meta device.
 
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole. Every matrix
-    becomes [in, out], also at tp 1. Returns the cuts of the parameters that change. Raises
-    OptionError if the KV heads and `tp` don't divide.
+    becomes [in, out], also at tp 1. Returns the cuts of the changed parameters. Raises OptionError
+    if the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
-    experts: list[str] = []  # prefixes of the experts that were replaced already
+    experts: list[str] = []  # prefixes of experts already replaced
     with torch.device("meta"):
         for name, layer in list(module.named_modules()):
             prefix = f"{name}." if name else ""

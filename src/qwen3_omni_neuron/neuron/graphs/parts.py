@@ -1,4 +1,4 @@
-"""The graphs of the parts beside the decoders: encoders, projections, code predictor, code2wav."""
+"""Graphs of the other parts: encoders, projections, code predictor, code2wav."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorS
 
 
 def audio_graph(c: AudioEncoderConfig, windows: int, dtype: torch.dtype) -> Graph:
-    """Describe the audio encoder over a batch of windows of 8 s, of clips of any length."""
+    """Describe the audio encoder over a batch of 8-second windows of any clips."""
     frames, tokens = c.window_mel_frames, c.window_tokens
     return Graph(
         "audio_encoder",
@@ -87,7 +87,7 @@ def predictor_graph(
 ) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: the largest of a stream. weights, arithmetic: their types.
+    top_k: upper bound of a stream's. weights, arithmetic: dtypes.
     """
     width = c.predictor.hidden_size
     return Graph(
@@ -115,7 +115,7 @@ def code2wav_graph(
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
     A padding row names no slot, and changes none. position: frames before the chunk; at 0 the slot
-    is not read, and the first latency_samples have no meaning.
+    is not read, and the first latency_samples are meaningless.
     """
     shapes = vocoder_state(c, kv_heads)
     values = sum(map(math.prod, shapes))
@@ -135,7 +135,7 @@ def code2wav_graph(
 
 
 def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
-    """Return the shapes of one stream's state but the position, one tensor in a graph."""
+    """Return the shapes of one stream's state except the position."""
     reach = kv_heads, c.sliding_window - 1, c.head_dim
     shapes: list[tuple[int, ...]] = [reach] * (2 * c.layers)
     shapes += [(c.hidden_size, 6)] * (len(c.upsampling_ratios) + 1)  # their convolutions, conv_in
@@ -164,7 +164,7 @@ def _decode(
     samples, (_, *new) = owner.step(codes, held_state, starts, transposed_by_products)
     row, is_named = rows_by_slot(slots, count)
     given = torch.cat([tensor.flatten(1) for tensor in new], 1)
-    if len(given) > 1:  # else it is every named slot's, without a copy for each slot
+    if len(given) > 1:  # else every named slot's, without a copy for each
         given = given.index_select(0, row)
     return (samples,), (torch.where(is_named[:, None], given, held),)
 
@@ -177,7 +177,7 @@ def transposed_by_products(x: Tensor, weight: Tensor, bias: Tensor | None, strid
     # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
     products = (weight.flatten(1).t() @ x).unflatten(1, (weight.shape[1], -1, stride))
     samples = products[:, :, 0]
-    if products.shape[2] == 2:  # each sample is of the input after it, and of the one before it
+    if products.shape[2] == 2:  # each sample is of the input after and the one before it
         samples = samples[..., 1:] + products[:, :, 1, :, :-1]
     joined = samples.transpose(2, 3).flatten(2)  # [streams, out, stride * T]
     return joined if bias is None else joined + bias[:, None]
@@ -191,19 +191,19 @@ def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
         begin += length
 
 
-SCORES_BYTES = 64_000_000  # largest tensor of scores
-HIDDEN = -3e4  # score of a hidden key, whose weight is then exactly 0, scaled or not
+SCORES_BYTES = 64_000_000  # upper bound of a tensor of scores
+HIDDEN = -3e4  # score of a hidden key: its weight is exactly 0, scaled or not
 # Shapes that suit the kernel: the stricter of TorchNeuron's table of decompositions and
 # measurements of a later version.
 KERNEL_ROWS, KERNEL_HEAD_DIM, KERNEL_HEADS = 512, 128, 512
-EVEN = 16  # head_dim of the kernel is padded to a multiple of it
+EVEN = 16  # the kernel's head_dim is padded to a multiple of it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attend to the keys that a mask shows, with a softmax in float32; see model.layers.Attend.
 
-    Without a mask, TorchNeuron's kernel takes it if its shapes suit. Else blocks of queries: the
-    scores of two heads of 16,384 patches are 1 GB a layer.
+    TorchNeuron's kernel takes no mask, so a column of the heads replaces it. Other shapes run in
+    blocks of queries: scores of two heads of 16,384 patches are 1 GB a layer.
     """
     scale = q.shape[3] ** -0.5
     widened = _hiding(q, k, v, mask)
@@ -220,7 +220,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def suits_kernel(q: Tensor) -> bool:
-    """Return whether attention without a mask is a kernel. q: [frames, heads, rows, head_dim]."""
+    """Return whether a kernel computes attention without a mask. q: [frames, heads, rows, dim]."""
     frames, heads, rows, head_dim = q.shape
     is_small = head_dim <= KERNEL_HEAD_DIM and frames * heads <= KERNEL_HEADS
     return is_small and rows % KERNEL_ROWS == 0
@@ -235,7 +235,7 @@ def _hiding(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     def constant(value: float, width: int) -> Tensor:
         return torch.full((*k.shape[:3], width), value, dtype=k.dtype, device=k.device)
 
-    # Not F.pad or ones_like: TorchNeuron does not lower them.
+    # TorchNeuron does not lower F.pad or ones_like.
     zeros = constant(0, columns - 1)
     return (
         torch.cat((q, constant(1, 1), zeros), 3),

@@ -1,4 +1,4 @@
-"""The weights of a part on the device, in few tensors: each is an input of every graph."""
+"""A part's weights on the device, joined in few tensors: each is an input of every graph."""
 
 import math
 from collections import defaultdict
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-MOST_ELEMENTS = 2**31 - 1  # the most of one tensor: the device counts them in 32 bits
+MOST_ELEMENTS = 2**31 - 1  # per tensor: the device counts them in 32 bits
 SMALL = 2**18
 """Elements below which a weight is joined with others of its type, whatever their shapes."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a weight: row `start` of a tensor or, where that is flat, from there on."""
+    """Position of a weight: row `start` of a tensor, or element of a flat one."""
 
     tensor: int
     start: int
@@ -32,10 +32,10 @@ class Place:
 
 
 class Weights:
-    """The parameters and constants of a part's module, joined by shape and type in few tensors."""
+    """Parameters and constants of a part's module, joined by shape and type in few tensors."""
 
     def __init__(self, owner: nn.Module, device: torch.device):
-        """Copy the weights; those on the meta device are left uninitialized."""
+        """Copy the weights; those on the meta device stay uninitialised."""
         self.tensors: list[Tensor] = []
         self._places: dict[str, Place] = {}
         alike: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
@@ -58,7 +58,7 @@ class Weights:
         return {name: place.view(tensors) for name, place in self._places.items()}
 
     def tensors_of(self, names: Iterable[str]) -> set[int]:
-        """Return the indices of the tensors that some weights are in."""
+        """Return the indices of the tensors with these weights."""
         return {self._places[name].tensor for name in names}
 
     def _join(self, named: Sequence[tuple[str, Tensor]], device: torch.device) -> None:
