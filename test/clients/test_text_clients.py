@@ -102,6 +102,8 @@ def test_a_dialogue_of_a_load_test_without_tools(way, server) -> None:
     assert made == {"answers": ["six", "eight"], "replies": 3}
 
 
-@pytest.mark.parametrize("name", ("livekit", "pipecat"))
-def test_a_dialogue_by_responses_over_a_websocket(name, server) -> None:
-    assert made_by(name, f"{name}_responses", url_of(server)) == {"answers": ["six", "eight"]}
+@pytest.mark.parametrize(
+    ("name", "program"), (("livekit", "livekit_responses"), ("pipecat", "pipecat_responses"))
+)
+def test_a_dialogue_by_responses_over_a_websocket(name, program, server) -> None:
+    assert made_by(name, program, url_of(server)) == {"answers": ["six", "eight"]}

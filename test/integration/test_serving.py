@@ -343,7 +343,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(client) -> None:
         (
             {"messages": [{"role": "user", "content": "x" * 5000}]},
             400,
-            "maximum context length is 4096 tokens",
+            "This model's maximum context length is 4096 tokens. However, the prompt is too long: ",
         ),
         ({"messages": [{"role": "tool", "content": "x"}, *HELLO]}, 400, "takes no tools"),
         ({"n": 2}, 400, "n can only be 1"),

@@ -99,8 +99,9 @@ class Service:
         refusal = api_error_of(error, context.param)
         if isinstance(error, PromptTooLongError) and self.model.omni is not None:
             most = self.model.omni.info.context_length
-            begin = f"This model's maximum context length is {most} tokens. However, "
-            refusal.message = begin + refusal.message  # clients recognise these words
+            begin = f"This model's maximum context length is {most} tokens. However, the "
+            begin += "prompt is too long: "  # clients recognise both by these words
+            refusal.message = begin + refusal.message
         if refusal.code == "internal_error":
             extra = {"request_id": context.request_id}
             logs.logger.error("failed", exc_info=error, extra=extra)
