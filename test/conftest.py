@@ -23,6 +23,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_models
 from testing.repeats import examples
 from testing.simulation import Simulation
+from testing.subprocesses import wait_until
 from testing.tiny import write_tiny_checkpoint
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from qwen3_omni_neuron.serving.server import Server
     from qwen3_omni_neuron.verification.oracle import Reference
+    from testing.realtime import Caller
     from train.judge import Judge
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; what a run
@@ -216,6 +218,29 @@ def client(server) -> "Iterator[OpenAI]":
 
     with client_of(server) as made:
         yield made
+
+
+@pytest.fixture
+def caller(server) -> "Iterator[Caller]":
+    """A session that is pushed to talk, at 16 kHz, with short replies."""
+    from testing.realtime import PUSH_TO_TALK, SHORT, calling
+
+    with calling(server) as made:
+        made.update(audio=PUSH_TO_TALK, **SHORT)
+        yield made
+
+
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def nothing_is_left(omni) -> Iterator[None]:
+    """Checks that a test has left all slots of `omni` free."""
+    yield
+    wait_until(lambda: not omni.status().running and not omni.status().queued)
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ pytest.register_assert_rewrite(
 sys.path.insert(0, str(ROOT / "test" / "integration"))
 from test_realtime import (  # noqa: E402, F401
     LONG,
-    caller,
     test_a_written_reply,
     test_instructions_options_and_voice,
 )

@@ -15,10 +15,11 @@ from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.serving.realtime import dashscope
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Resampler
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import same_sound, url_of, wait_until
+from testing.http_server import same_sound, url_of
 from testing.media_cases import noise_image
 from testing.realtime import SHORT, WAIT_S, question, said
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 DASHSCOPE_PATH = "/api-ws/v1/realtime?model=qwen3-omni-flash-realtime"
 SDK = {"x-dashscope-sdk-client": "dashscope/2.0.2"}
 SPOKEN = [
@@ -78,12 +79,6 @@ def flat(
         created = caller.next()
         assert created["type"] == "session.created"
         yield caller, created["session"]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left(omni) -> Iterator[None]:
-    yield
-    wait_until(lambda: not omni.status().running and not omni.status().queued)
 
 
 def order(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,6 +35,7 @@ from testing.realtime import (
 )
 from train.speech import MEASURING, pink_noise, spoken_clip
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 RATE = 16000
 
 
@@ -42,13 +43,6 @@ RATE = 16000
 def speaker(speaking) -> Iterator[Server]:
     with serving(speaking) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left(omni) -> Iterator[None]:
-    """Every test leaves all slots free."""
-    yield
-    wait_until(lambda: not omni.status().running and not omni.status().queued)
 
 
 def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> None:

@@ -1,6 +1,6 @@
 """Graphs that append rows to a slot, and that copy slots: the same as one prefill of everything."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,6 +24,7 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 EXACT = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 POSITIONS = 32  # of a slot
@@ -40,12 +41,6 @@ CUTS = ([1, 9], [1, 2], [13, 21], [5, 6, 14, 22, 25], [24, 32], [29, 32], [30, 3
 def models(checkpoint, config) -> Models:
     weights = load_models(Checkpoint(checkpoint), config, torch.float64)
     return with_weights(static_models(config, torch.float64), weights)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 class Slot:

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, cycle, pairwise, product
 
 import numpy as np
@@ -21,6 +21,7 @@ from qwen3_omni_neuron.neuron.engines import NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from testing.eager_neuron import EagerPart
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint
 SPLITS = {
@@ -31,12 +32,6 @@ SPLITS = {
     "one chunk": (10_000,),
 }
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

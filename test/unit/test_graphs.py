@@ -1,7 +1,6 @@
 """The graphs that a compiler traces: static, and equal to the models they are made of."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +45,7 @@ from testing.tiny import write_tiny_checkpoint
 from testing.torchneuron.backend import MOST_INPUTS
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
 EXACT = {"atol": 0.0, "rtol": 0.0}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums
 LATENCY = 555  # samples
@@ -64,12 +64,6 @@ def graphs(config) -> dict[str, Graph]:
 def state_of(segments: Segments) -> KvCache:
     tensors = torch.cat(segments, 3).transpose(0, 1)
     return KvCache(tensors[::2], tensors[1::2])
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 KINDS = (

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.native_library import KINDS, needs_c
 
-pytestmark = needs_c
+pytestmark = [needs_c, pytest.mark.usefixtures("no_gradients")]
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {},
     # Enough work for two threads, and channels that fill no tile.
@@ -27,12 +27,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

@@ -68,17 +68,6 @@ VERBS = {
         --adapter --against --compiled --cores --device --dtype --help --instance --model
         --placement --predictor-dtype --target --threads --write -h
     """,
-    "speak": """
-        --adapter --audio --chunk-frames --compiled --cores --dtype --first-chunk
-        --first-token-timeout-s --help --ignore-eos --image --instance --json --literal-text --model
-        --out --placement --play --predictor-do-sample --predictor-dtype --predictor-top-k
-        --predictor-top-p --quiet --runaway-speech --seed --speaker --system --talker-do-sample
-        --talker-max-new-tokens --talker-repetition-penalty --talker-temperature --talker-top-k
-        --talker-top-p --thinker-do-sample --thinker-frequency-penalty --thinker-max-new-tokens
-        --thinker-min-new-tokens --thinker-min-p --thinker-presence-penalty
-        --thinker-repetition-penalty --thinker-temperature --thinker-top-k --thinker-top-p --threads
-        --use-audio-in-video --video --wait-timeout-s -h text
-    """,
     "say": """
         --adapter --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s
         --help --instance --json --model --out --placement --play --predictor-do-sample
@@ -115,6 +104,12 @@ VERBS = {
         --help --json -h
     """,
 }
+VERBS["speak"] = f"""{VERBS["say"]}
+    --audio --ignore-eos --image --literal-text --system --thinker-do-sample
+    --thinker-frequency-penalty --thinker-max-new-tokens --thinker-min-new-tokens --thinker-min-p
+    --thinker-presence-penalty --thinker-repetition-penalty --thinker-temperature --thinker-top-k
+    --thinker-top-p --use-audio-in-video --video
+"""
 GRAPH_RECORD = "name bucket inputs outputs state"
 
 

@@ -119,49 +119,30 @@ def long_decodings_at_the_end(target: Target) -> list[Outcome]:
     ]
 
 
+_one_request = partial(Kind, most_mb=ONE_REQUEST_MB)
 KINDS = (
-    Kind(
+    _one_request(
         "picture-bombs",
         "PNGs that say or become too much",
         showing("image", files.picture_bombs),
         NO,
-        most_mb=ONE_REQUEST_MB,
     ),
-    Kind(
-        "sound-bombs",
-        "FLACs that say or become too much",
-        sounding(files.sound_bombs),
-        NO,
-        most_mb=ONE_REQUEST_MB,
+    _one_request(
+        "sound-bombs", "FLACs that say or become too much", sounding(files.sound_bombs), NO
     ),
-    Kind(
-        "video-bombs",
-        "MP4 with lies, playlists",
-        showing("video", files.video_bombs),
-        EITHER,
-        most_mb=ONE_REQUEST_MB,
+    _one_request(
+        "video-bombs", "MP4 with lies, playlists", showing("video", files.video_bombs), EITHER
     ),
-    Kind(
-        "media-garbage",
-        "a file of every format that goes on as noise",
-        spoilt,
-        EITHER,
-        most_mb=ONE_REQUEST_MB,
-    ),
+    _one_request("media-garbage", "a file of every format that goes on as noise", spoilt, EITHER),
     Kind("media-urls", "URLs of files and of hosts that the server can reach", foreign_urls, NO),
-    Kind(
-        "chat-pictures",
-        "16 PNGs of 12 KB, 4 megapixels each, in one chat",
-        many_pictures,
-        EITHER,
-        most_mb=ONE_REQUEST_MB,
+    _one_request(
+        "chat-pictures", "16 PNGs of 12 KB, 4 megapixels each, in one chat", many_pictures, EITHER
     ),
-    Kind(
+    _one_request(
         "realtime-pictures",
         "12 PNGs of 10 KB, 3 megapixels each, as realtime items",
         realtime_pictures,
         EITHER,
-        most_mb=ONE_REQUEST_MB,
     ),
     Kind(
         "transcriptions",
