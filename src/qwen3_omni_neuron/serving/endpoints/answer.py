@@ -1,7 +1,7 @@
-"""The answer to one request: in one message, or in pieces; and the conversation that it answers.
+"""The answer to one conversation, in one message or in pieces.
 
-The endpoints of conversations share `Question`. Each parses its own body into a `ChatRequest`, and
-has its own subclass of `Reply`, which writes the answer.
+Each endpoint parses its own body into a `ChatRequest` of a `Question`, and has its own subclass of
+`Reply`, which writes the answer.
 """
 
 import asyncio
@@ -55,14 +55,14 @@ TEXT_DELAY_S = 0.05  # longest delay of text in a streamed answer
 EVENTS = "text/event-stream"
 """Media type of server-sent events."""
 DONE = b"data: [DONE]\n\n"
-"""Server-sent event that ends an answer's events."""
+"""Server-sent event after all others."""
 Json = dict[str, Any]
 ReplyMaker = Callable[["Question", SpeechStream], "Reply"]
-"""Function that makes the reply to a question from its stream. The reply holds no media of it."""
+"""Function that returns the reply to a question from its stream, without the question's media."""
 
 
 def parts_of(request: Request) -> tuple[Service, Context]:
-    """Return what all requests share, and what this one has."""
+    """Return the state shared by all requests, and this one's."""
     return request.app.state.service, request.scope["context"]
 
 
@@ -94,10 +94,9 @@ class ServedStream(AsyncIterator[list[Event]]):
     """Iterator over the events of one reply, in lists that are sent before the next is taken.
 
     A list has one event, or those of `SpeechStream.ready`, with text at most every TEXT_DELAY_S. A
-    list with a chunk waits for its turn in the event loop, unless it is the client's first sound;
-    so does each list of `ready` from then on. A reply that is read to its end is counted and
-    logged, and its place is given back. playback: estimated playback of the chunks that were sent.
-    muted: chunks are not sent any more.
+    list with a chunk waits for its turn in the event loop, except the client's first sound; so does
+    each later list of `ready`. A reply read to its end is counted and logged, and its place is
+    released. playback: estimated playback of the sent chunks. muted: send no more chunks.
     """
 
     def __init__(
@@ -110,10 +109,9 @@ class ServedStream(AsyncIterator[list[Event]]):
         keeps_audio: bool = False,
         speed: float = 1.0,
     ):
-        """Set up reading.
+        """context: request that ends with the reply. keeps_audio: the sound is sent when complete.
 
-        context: request that ends with the reply. keeps_audio: the sound is sent when it is
-        complete. speed: factor by which the client's sound is faster than the chunks.
+        speed: factor by which the client's sound is faster than the chunks.
         """
         self.playback, self.muted = Playback(), False
         self._stream, self._service, self._context = stream, service, context
@@ -124,7 +122,7 @@ class ServedStream(AsyncIterator[list[Event]]):
 
     async def __anext__(self) -> list[Event]:
         """Return the next events. Raises the error that ended the reply."""
-        for event in self._sent:  # it is with the client by now, or in its connection's buffer
+        for event in self._sent:  # now at the client, or in its connection's buffer
             if isinstance(event, Finished):
                 self._end(event)
             elif isinstance(event, AudioChunk) and not self.muted:
@@ -157,13 +155,13 @@ class ServedStream(AsyncIterator[list[Event]]):
 class Answer(ABC):
     """One answer with text, sent as server-sent events or as one JSON object at the end.
 
-    _texts: parts of the text so far. _made: number of tokens and frames so far.
+    _texts: parts of the text so far. _made: tokens and frames so far.
     """
 
     _id: str
 
     def __init__(self, stream: SpeechStream, service: Service, context: Context, streams: bool):
-        """streams: it is sent while it is made."""
+        """streams: it is sent as it is written."""
         self._service, self._context, self._streams = service, context, streams
         self._served = ServedStream(
             stream, service, context, bursts=streams, keeps_audio=not streams
@@ -194,7 +192,7 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self) -> bytes:
-        """Return the answer as one object, in JSON."""
+        """Return the answer as one JSON object."""
 
     def _first(self) -> list[bytes]:
         """Return the server-sent events before those of the reply."""
@@ -202,7 +200,7 @@ class Answer(ABC):
 
     @abstractmethod
     async def _next(self, events: Sequence[Event]) -> list[bytes]:
-        """Take events that came together. Returns their server-sent events."""
+        """Process simultaneous events. Returns their server-sent events."""
 
     @abstractmethod
     def _last(self) -> list[bytes]:
@@ -210,7 +208,7 @@ class Answer(ABC):
 
     @abstractmethod
     def _take(self, events: Sequence[Event]) -> Any:
-        """Process events that came together. Returns what of them is sent."""
+        """Process simultaneous events. Returns the parts to send."""
 
     async def response(self) -> Response:
         """Return the response in which it is sent."""
@@ -237,7 +235,6 @@ class Answer(ABC):
         return self._result
 
     def _finish(self) -> None:
-        """Log the text."""
         if self._service.settings.log_content:
             self._context.answer = "".join(self._texts)
 
@@ -261,11 +258,10 @@ def json_event(content: dict[str, Any]) -> bytes:
 async def answer(
     service: Service, context: Context, read: Callable[[], Any], in_thread: bool
 ) -> Response:
-    """Answer one conversation, whole or in pieces.
+    """Answer one conversation, whole or in pieces. Raises ApiError and the API's errors.
 
     read: parses the body, and returns a Question, or an object with its methods. in_thread: that
-    may take long; so do many short ones of one owner beside another's. Raises ApiError and the
-    API's errors.
+    may take long, as do many short ones of one owner beside another's.
     """
     begun: Reply | Question
     run = partial(service.readers.run, context.owner)
@@ -283,7 +279,7 @@ async def answer(
 
 
 class Question:
-    """A parsed request whose media may still have to be decoded, and its grammar compiled."""
+    """A parsed request whose media may still need decoding, and its grammar compiling."""
 
     def __init__(
         self,
@@ -295,7 +291,7 @@ class Question:
     ):
         """Check a request, and begin to read its media. Raises ApiError.
 
-        names: names of its messages for errors; None: messages[0] and so on.
+        names: of its messages for errors; None: messages[0] and so on.
         """
         self.wanted, self.service, self.context, self._reply = wanted, service, context, reply
         self._compiling: Future[Any] | None = None  # the grammar, in another process
@@ -323,7 +319,7 @@ class Question:
 
     @property
     def takes_long(self) -> bool:
-        """True where it has media to read, or a grammar to compile."""
+        """True if it has media to read, or a grammar to compile."""
         return self._media.pending or has_grammar(self.options)
 
     def begin(self) -> "Reply | Question":
@@ -349,7 +345,7 @@ class Question:
         context.wanted(bool(wanted.stream), wanted.speaks)
         ask = context.omni.stream if wanted.speaks else context.omni.stream_text
         stream = ask(self._messages, **self.options)
-        if self.service.settings.log_content:  # only now: a refused request may have any length
+        if self.service.settings.log_content:  # after the checks, which bound its length
             context.question = [_texts(message) for message in self._messages]
         return self._reply(self, stream)
 
@@ -370,8 +366,7 @@ def _texts(message: Json) -> Json:
 class Reply(Answer):
     """Answer to a conversation.
 
-    _texts, _reasons, _calls: parts of the text so far.
-    _logprobs: log-probabilities of the tokens of _texts, where the request asks for them.
+    _texts, _reasons, _calls: parts so far. _logprobs: of the tokens of _texts, if requested.
     """
 
     def __init__(self, question: Question, stream: SpeechStream):
@@ -383,19 +378,19 @@ class Reply(Answer):
         self._calls: list[Call] = []
         self._reasoning_tokens = 0
         self._logprobs: list[Json] = []
-        self._held_logprobs: list[Json] = []  # tokens of text whose kind is not known yet
+        self._held_logprobs: list[Json] = []  # tokens of text of a still unknown kind
 
     @property
     def _reached_limit(self) -> bool:
-        """True where the text has ended at its limit, or the speech that a client hears."""
+        """True if the text reached its limit, or the speech that a client hears."""
         heard = None if self._calls else self._ended.talker_finish_reason
         return "length" in (self._ended.thinker_finish_reason, heard)
 
     def _take(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
-        """Process events that came together. Returns the parts of text, and the chunk to send.
+        """Process simultaneous events. Returns the parts of text, and the chunk to send.
 
-        Adjacent parts of one kind are one part. A tool call is not meant to be heard: from the
-        first call on, speech is left out.
+        Adjacent parts of one kind are joined. From the first tool call on, speech is left out: a
+        call is not meant to be heard.
         """
         parts, chunk = list[ReplyPart](), None
         for event in events:
@@ -419,7 +414,7 @@ class Reply(Answer):
     def _add(self, new: Sequence[ReplyPart], parts: list[ReplyPart]) -> None:
         """Add an event's parts to the whole answer, and to the parts that are sent with them.
 
-        The first content has the log-probabilities of all tokens that they came from.
+        The first content has the log-probabilities of all tokens of the event.
         """
         for part in new:
             before = parts[-1] if parts else None

@@ -67,7 +67,6 @@ async def delete_chat_completion(request: Request, completion_id: str) -> Json:
 
 
 def _read(service: Service, context: Context) -> Question:
-    """Parse a request's body. Raises ApiError."""
     wanted = parse_json(ChatRequest, context.body)
     check_model(service, wanted.model)
     question = Question(wanted, ChatReply, service, context)
@@ -152,7 +151,7 @@ class ChatReply(Reply):
         return to_json(answer)
 
     def _told(self, logprobs: Sequence[Json]) -> Json | None:
-        """Return log-probabilities as a choice has them; None where the request asks for none."""
+        """Return log-probabilities in a choice's form; None unless requested."""
         return {"content": logprobs, "refusal": None} if self.wanted.logprobs else None
 
     def _part(self, part: ReplyPart) -> bytes:
@@ -185,7 +184,7 @@ class ChatReply(Reply):
         return self._event((before, pybase64.b64encode(data), after), "audio")
 
     def _finish(self) -> None:
-        """Keep the transcript of the complete reply for later turns, and for the log."""
+        """Store the transcript of the complete reply for later turns, and for the log."""
         super()._finish()
         if self.wanted.speaks:
             text = "".join(self._texts)
@@ -194,7 +193,7 @@ class ChatReply(Reply):
     def _finish_reason(self) -> str:
         if self._reached_limit:
             return "length"
-        # As OpenAI: a client that has named the function knows of the call.
+        # As OpenAI: a client that named the function knows of the call.
         named = isinstance(self.wanted.tool_choice, NamedTool)
         return "tool_calls" if self._calls and not named else "stop"
 
@@ -202,7 +201,6 @@ class ChatReply(Reply):
         return chat_usage(self._ended.timings, self._reasoning_tokens)
 
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
-        """Return a delta as a server-sent event."""
         return self._event((to_json(delta),), "text", finish_reason)
 
     def _event(
@@ -212,9 +210,9 @@ class ChatReply(Reply):
         finish_reason: str | None = None,
         logprobs: Json | None = None,
     ) -> bytes:
-        """Return an event. The text that all events share is made once.
+        """Return an event. The text that all events share is written once.
 
-        delta: parts of its JSON; they may be as long as a chunk and are copied once.
+        delta: parts of its JSON, which may be as long as a chunk and are copied once.
         """
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         told = b"null" if logprobs is None else to_json(logprobs)

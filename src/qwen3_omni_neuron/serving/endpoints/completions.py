@@ -39,12 +39,11 @@ from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
-# Options of the text that a request may have beside OpenAI's fields.
+# Text options of a request beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
 MOST_LOGPROBS = 20
 RawPrompt = Annotated[
-    str | list[Any],
-    OneOf("a string or a list of one string, of token ids, or of one list of them"),
+    str | list[Any], OneOf("a string or a list of one string, of token ids, or of one list of them")
 ]
 
 
@@ -108,7 +107,7 @@ def _start(service: Service, context: Context) -> "Completion":
 
 
 def _prompt_of(wanted: CompletionRequest) -> str | list[int]:
-    """Return the one prompt of a request; the API checks token ids. Raises ApiError."""
+    """Return a request's only prompt; the API checks token ids. Raises ApiError."""
     given: Any = wanted.prompt
     while isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         given = given[0]
@@ -132,7 +131,7 @@ class Completion(Answer):
         service: Service,
         context: Context,
     ):
-        """echoed: the prompt's tokens, where the text begins with them; else an empty list."""
+        """echoed: the prompt's tokens if the text begins with them, else an empty list."""
         super().__init__(stream, service, context, bool(wanted.stream))
         self._options, self._id = wanted.stream_options, new_id("cmpl-")
         self._has_logprobs, self._echoed = wanted.logprobs is not None, echoed
@@ -156,10 +155,10 @@ class Completion(Answer):
         return [*pieces, DONE]
 
     def whole(self) -> bytes:
-        """Return the answer as one object, in JSON."""
+        """Return the answer as one JSON object."""
         spell = self._context.omni.prompt_builder.token_bytes
         text, reason = "".join(self._texts), self._ended.thinker_finish_reason
-        if self._echoed:  # names of special tokens, too, which are no text of a reply
+        if self._echoed:  # also names of special tokens, which are no text of a reply
             ids = [self._echoed[0], *self._ended.token_ids]
             ids = ids[:-1] if reason == "stop" else ids
             text = b"".join(map(spell, ids)).decode(errors="replace")
@@ -169,7 +168,7 @@ class Completion(Answer):
         return to_json(answer | {"usage": self._usage()})
 
     def _take(self, events: Sequence[Event]) -> str:
-        """Process events that came together. Returns their text."""
+        """Process simultaneous events. Returns their text."""
         before = len(self._texts)
         for event in events:
             if isinstance(event, TextDelta):
@@ -183,6 +182,6 @@ class Completion(Answer):
         return completion_usage(self._ended.timings, max(0, len(self._echoed) - 1))
 
     def _frame(self, text: str | None = None, finish_reason: str | None = None) -> Json:
-        """Return an object of this answer. text: None where it has no choice."""
+        """Return an object of this answer. text: None: without a choice."""
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
         return self._completion("text_completion", [] if text is None else [choice])

@@ -22,7 +22,7 @@ MEDIA_TYPES = {
     "aac": "audio/aac",
     "pcm16": "audio/pcm",
 }
-# Container, codec and its options. MP3 without its reservoir of bits, for which frames wait.
+# Container, codec and its options. MP3 without its bit reservoir, for which frames wait.
 _CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "mp3": ("mp3", "libmp3lame", {"b": "96000", "reservoir": "0", "compression_level": "7"}),
     "opus": ("ogg", "libopus", {"b": "64000"}),
@@ -43,13 +43,13 @@ _TEMPO_END_S = 0.25
 class SoundEncoder:
     """Encoder of mono samples at SAMPLE_RATE into a file, whose bytes leave when they are ready.
 
-    slow: a call takes some milliseconds for a second of sound.
+    slow: a call takes some milliseconds per second of sound.
     """
 
     def __init__(self, sound_format: str, whole: bool = False):
         """sound_format: a key of MEDIA_TYPES.
 
-        whole: all bytes leave at the end, with the length in the header where the format has one.
+        whole: all bytes leave at the end, with the length in the header if the format has one.
         """
         self._file = io.BytesIO()
         self._whole, self._ready = whole, list[bytes]()
@@ -110,9 +110,9 @@ def _frame(samples: NDArray[Any], sample_format: str) -> av.AudioFrame:
 
 
 class Tempo:
-    """Streaming time stretch of speech: faster or slower, at the same pitch.
+    """Streaming time stretch of speech by FFmpeg's atempo, at the same pitch.
 
-    FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
+    factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
     """
 
     def __init__(self, factor: float):
@@ -147,7 +147,7 @@ class Tempo:
     def finish(self) -> NDArray[np.float32]:
         """Return the last samples."""
         left = round(self._samples / self._factor) - self._made_samples
-        # atempo drops the end of its input: append silence for it to drop.
+        # atempo drops the end of its input: append silence.
         made = self.push(np.zeros(int(_TEMPO_END_S * SAMPLE_RATE), np.float32))
         self._graph.push(None)
         return np.concatenate([made, self._made()])[: max(left, 0)]

@@ -31,7 +31,7 @@ from qwen3_omni_neuron.serving.openai.reply import speech_usage
 from qwen3_omni_neuron.serving.service import Service
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
-SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
+SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in at most 2 ms
 
 router = APIRouter()
 
@@ -66,10 +66,9 @@ class SpeechRequest(bodies.ClientObject):
 
     @property
     def as_made(self) -> bool:
-        """True if the sound is streamed while it is made.
+        """True if the sound is streamed as it is generated.
 
-        A streamed WAV's header can't give its length, so that the client has to request streaming.
-        FLAC is sent at the end.
+        On request only: a streamed WAV's header lacks its length. FLAC is sent at the end.
         """
         if self.response_format == "wav":
             return bool(self.stream_format or self.stream)
@@ -146,9 +145,9 @@ class SpokenText:
         self._served.close()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sound as it is made, or in one piece at the end.
+        """Yield the sound as it is generated, or in one piece at the end.
 
-        In events, if the request wants them: the last one has the finish reason and the usage.
+        The last event, if any are requested, has the finish reason and the usage.
         """
         done: dict[str, Any] = {"type": "speech.audio.done"}
         with closing(self._served) as served:
@@ -170,7 +169,6 @@ class SpokenText:
             yield json_event(done)
 
     def _sent(self, piece: bytes) -> bytes:
-        """Return a piece of the sound as it is sent."""
         if not self.wanted.in_events:
             return piece
         sound = pybase64.b64encode(piece).decode("ascii")

@@ -1,4 +1,4 @@
-"""Body of a chat request: its fields, and the messages and options that they become."""
+"""Body of a chat request, and its messages and options for the API."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -32,18 +32,17 @@ from qwen3_omni_neuron.serving.openai.grammar_fields import grammar_of
 from qwen3_omni_neuron.serving.openai.openapi import with_item_fields
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
-# Fields that a client may send beside OpenAI's: the options of a request, except those that have an
-# OpenAI field and those that the server itself sets.
+# Options of a request that have no OpenAI field and that the server does not set.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
     *("top_logprobs", "owner"),
 }
-MOST_PICTURES = 768  # frames of a video that is given as pictures, as the processor takes of a file
+MOST_PICTURES = 768  # frames of a video of pictures, as the processor samples of a file
 Json = dict[str, Any]
 ReadMedia = Callable[[Mapping[str, Any], str], Json]
-"""Function (part, where) that makes a part with a medium an item of the API. Raises ApiError."""
+"""Function (part, where) that turns a part's medium into an API item. Raises ApiError."""
 Transcript = Callable[[str], str | None]
-"""Function that returns the text of an earlier spoken reply by its id."""
+"""Function that returns an earlier spoken reply's text by its id."""
 
 _OF_OMNI = "of vllm-omni's clients"
 _PARTS = names_in(CHAT, "messages[].content[]")
@@ -320,7 +319,7 @@ class TextRequest(ClientObject):
 
     @property
     def skipped(self) -> Sequence[str]:
-        """Types of the tools that were skipped: only their client, or OpenAI, could run them."""
+        """Types of the skipped tools: only their client, or OpenAI, could run them."""
         return self._skipped
 
     @property
@@ -376,7 +375,7 @@ class ChatRequest(TextRequest):
 
     @property
     def in_vllm_omnis_way(self) -> bool:
-        """True where the client requests speech as vllm-omni's clients do, without `audio`."""
+        """True if the client requests speech in vllm-omni's form, without `audio`."""
         return self.speaks and self.audio is None
 
     @property
@@ -395,15 +394,11 @@ def check_request(wanted: ChatRequest) -> None:
 
 
 def request_options(
-    wanted: ChatRequest,
-    settings: ServerSettings,
-    owner: str,
-    voices: Voices,
-    thinks: bool,
+    wanted: ChatRequest, settings: ServerSettings, owner: str, voices: Voices, thinks: bool
 ) -> Json:
     """Return the Python API's options for a request's fields. Raises ApiError.
 
-    thinks: whether the checkpoint's template lets a reply begin with reasoning.
+    thinks: the checkpoint's template lets a reply begin with reasoning.
     """
     given: Json = {}
     if wanted.audio is not None and wanted.audio.voice is not None:
@@ -443,7 +438,7 @@ def request_options(
 def text_options(
     wanted: TextRequest, names: frozenset[str], given: Mapping[str, Any], thinks: bool
 ) -> Json:
-    """Return the options for the fields that all endpoints of text have alike. Raises ApiError.
+    """Return the options for the common fields of text endpoints. Raises ApiError.
 
     names: options that it may have by their own names. given: options by other fields.
     """
@@ -520,7 +515,7 @@ def conversation(
 ) -> list[Json]:
     """Return the messages for the model, and read their media. Raises ApiError.
 
-    names: names of the messages for errors; None: messages[0] and so on.
+    names: of the messages for errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     read = list[Json]()
@@ -567,7 +562,7 @@ def _message(message: Message, where: str, read_media: ReadMedia, transcript: Tr
 
 
 def _check_message(message: Message, where: str) -> None:
-    """Refuse a message's unknown fields, but for those of a reply that is sent back."""
+    """Refuse a message's unknown fields, except those of a reply that is sent back."""
     name = ""
     if message.role != "assistant":
         found = [n for n in ("refusal", "tool_calls", "audio") if getattr(message, n)]

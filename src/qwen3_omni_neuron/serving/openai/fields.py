@@ -1,7 +1,7 @@
 """Fields of bodies: those that clients send beside a body's own, and as options of a request.
 
-One table for all endpoints: each is honoured as an option, or has no effect, or is refused but for
-the value that changes nothing. null is such a value everywhere. docs/serving.md has it, too.
+One table for all endpoints: each is an option, has no effect, or is refused except for the value
+that changes nothing, as null everywhere. docs/serving.md has it, too.
 """
 
 import re
@@ -24,7 +24,7 @@ INPUT_ITEMS = f"{RESPONSE}/input_items"
 SPEECH, TRANSCRIPTIONS = "/v1/audio/speech", "/v1/audio/transcriptions"
 REALTIME, ITEM = "/v1/realtime", "conversation.item.create"  # the socket, and an event of it
 LOGPROBS = "message.output_text.logprobs"
-"""What a response may include of its text."""
+"""Parts of its text that a response may include."""
 
 HONOURED_AS: Mapping[str, str] = {
     "top_k": "thinker_top_k",
@@ -59,7 +59,7 @@ GRAMMAR_FIELDS: Mapping[str, str] = {
     **{"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"},
     **{"guided_grammar": "lark", "regex": "regex", "ebnf": "lark", "json_schema": "json"},
 }
-"""vLLM's and SGLang's fields that give a grammar, and kinds of it."""
+"""Grammar fields of vLLM and SGLang, and their kinds."""
 STRUCTURED = "structured_outputs"
 STRUCTURED_FIELDS: Mapping[str, str] = {
     **{"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"},
@@ -128,17 +128,14 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
         "audio.input": "noise_reduction",
         "audio.input.transcription": "model language languages keywords prompt delay",
     },
-    ITEM: {
-        "": "object status *",
-        "content[]": "id index format annotations logprobs",
-    },
+    ITEM: {"": "object status *", "content[]": "id index format annotations logprobs"},
 }
-"""By path or event, and by the object that a field is in: names of fields without effect.
+"""By path or event, and by a field's object: names of fields without effect.
 
-[] stands after a list, [0] for its first item, and * for further fields of an object that clients
-send back as they got it.
+[] stands after a list, [0] for its first item, and * for additional fields of an object that
+clients send back.
 """
-# Values that ask for nothing, beside null, what is empty, and the server's own model.
+# Values that request nothing, beside null, what is empty, and the server's own model.
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("metadata", "store", "return_stage_metrics", "include_obfuscation"), False),
     **{"service_tier": "auto", "verbosity": "medium", "language": "unknown"},
@@ -157,10 +154,10 @@ def names_in(path: str, where: str) -> frozenset[str]:
 
 
 def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> Iterator[str]:
-    """Yield the names of the fields without effect that a client has sent, as often as it has.
+    """Yield the names of a client's fields without effect, each as often as it occurs.
 
-    given: the fields of its request or session, as a mapping or a pydantic model. model: name of
-    the server's model, which asks for nothing. where: name of the object, or list, that is given.
+    given: the fields of its request or session, as a mapping or a pydantic model. model: the
+    server's own, which requests nothing. where: name of the object or list.
     """
     if isinstance(given, list):
         for number, item in enumerate(given):
@@ -198,7 +195,7 @@ def _objects(path: str) -> frozenset[str]:
 
 LARGEST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)]
-"""OpenAI's seed; `seed_of` makes it one of this API."""
+"""OpenAI's seed; see `seed_of`."""
 _OPTION: Mapping[str, Option] = {option.name: option for option in REQUEST_OPTIONS}
 _TEMPLATE, _THINKS = "chat_template_kwargs", "enable_thinking"
 _THINKING = {"enabled": True, "disabled": False, "auto": None, None: None}
@@ -224,7 +221,7 @@ ENGINE_FIELDS: Mapping[str, Any] = {
 def further_fields(
     path: str, options: Collection[str], refused: Mapping[str, tuple[Any, str]]
 ) -> dict[str, Any]:
-    """Return the schemas of the fields that a body of text may have beside its own, by name.
+    """Return the schemas of a text body's additional fields, by name.
 
     path: the endpoint's. options: names of options of a request. refused: see `check_only`.
     """
@@ -242,7 +239,7 @@ OTHER_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("ballad", "echo", "fable", "verse"), "Aiden"),
     **dict.fromkeys(("cherry", "serena", "tina"), "Chelsie"),
 }
-"""OpenAI's voices and DashScope's, and the released checkpoint's voices that speak for them."""
+"""OpenAI's and DashScope's voices, and the released checkpoint's voices in their place."""
 
 
 def _name(given: Any) -> Any:
@@ -251,16 +248,16 @@ def _name(given: Any) -> Any:
 
 
 VoiceName = Annotated[str, BeforeValidator(_name, json_schema_input_type=str | dict[str, str])]
-"""Field with a voice's name, which clients may send as an object with an id, too."""
+"""Field with a voice's name, or an object with it as the id."""
 
 
 class Voices:
     """Names of a model's voices. A checkpoint without a talker has none, and only writes text."""
 
     def __init__(self, names: tuple[str, ...], aliases: Sequence[str] = ()):
-        """aliases: NAME=VOICE, which precede OTHER_VOICES, as ServerSettings has them.
+        """aliases: NAME=VOICE, which precede OTHER_VOICES, as in ServerSettings.
 
-        Raises OptionError if one of them is for a voice that the model does not have.
+        Raises OptionError for an alias of a voice that the model lacks.
         """
         self.names = names
         own = {name.lower(): name for name in names}
@@ -283,7 +280,7 @@ class Voices:
         return self.names[0] if self.names else None
 
     def speaker(self, voice: str, param: str) -> str:
-        """Return the name of the checkpoint's voice that speaks. param: the request's field.
+        """Return the checkpoint's name of a voice. param: the request's field.
 
         Raises ApiError for an unknown voice.
         """
@@ -298,7 +295,7 @@ class Voices:
 
 
 def seed_of(given: Any) -> Any:
-    """Return the seed of this API for OpenAI's, which may be negative. Others are unchanged."""
+    """Return this API's seed for OpenAI's, which may be negative; other values unchanged."""
     if isinstance(given, int) and -LARGEST_SEED - 1 <= given < 0:
         return given + LARGEST_SEED + 1
     return given
@@ -307,8 +304,8 @@ def seed_of(given: Any) -> Any:
 def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     """Return the options of a request for the fields of engines. Raises ApiError.
 
-    given: further fields of a body; others are ignored. thinks: whether the checkpoint's template
-    lets a reply begin with reasoning.
+    given: additional fields of a body; others are ignored. thinks: the checkpoint's template lets a
+    reply begin with reasoning.
     """
     check_only(given, REFUSED)
     asked = {name: given[name] for name in HONOURED_AS if given.get(name) is not None}
@@ -333,7 +330,7 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
 
 
 def check_only(given: Mapping[str, Any], table: Mapping[str, tuple[Any, str]]) -> None:
-    """Refuse any but the value of a field that changes nothing. Raises ApiError.
+    """Refuse values of fields that only allow one. Raises ApiError.
 
     table: by the field's name, that value, and what to use instead.
     """
@@ -357,13 +354,10 @@ def _option(name: str, value: Any) -> Any:
 
 
 def check_lengths(options: Mapping[str, Any]) -> None:
-    """Refuse lengths that contradict other options of a request, by their fields. Raises ApiError.
-
-    The API would name its own options.
-    """
+    """Refuse lengths that contradict other options, by their fields' names. Raises ApiError."""
     least = options.get("thinker_min_new_tokens", 0)
     most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
-    # Options of vllm-omni's lists are not checked yet: the API refuses those of another type.
+    # Options of vllm-omni's lists are not checked yet: the API refuses wrong types.
     if all(isinstance(one, int | float) for one in (least, most)) and least > most:
         message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
         raise wrong_value(message, "min_tokens")
@@ -374,7 +368,7 @@ def check_lengths(options: Mapping[str, Any]) -> None:
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:
-    """Return whether a reply with these options may have a grammar to compile."""
+    """Return whether these options may give a grammar to compile."""
     return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
 
 
@@ -389,7 +383,7 @@ def bounded_options(
         seconds = options.get(name)
         if isinstance(seconds, int | float):
             options[name] = min(seconds, settings.request_timeout_s)
-    # KV rows are not shared between keys: a fast first token would reveal what others have asked.
+    # KV rows are not shared between keys: a fast first token would reveal others' requests.
     cache_key = options.get("cache_key")
     if settings.api_keys and (cache_key is None or isinstance(cache_key, str)):
         options["cache_key"] = f"{owner} {cache_key or ''}"

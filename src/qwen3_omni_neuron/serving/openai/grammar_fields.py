@@ -1,4 +1,4 @@
-"""Fields of vLLM's and SGLang's clients that give a reply a grammar, as the option `grammar`."""
+"""Grammar fields of vLLM's and SGLang's clients as the option `grammar`."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ Json = dict[str, Any]
 
 
 def grammar_of(given: Mapping[str, Any]) -> tuple[str, Json] | None:
-    """Return the path of the field that a body gives a grammar with, and the option's value.
+    """Return the path of a body's grammar field, and the option's value; None without one.
 
-    given: further fields of a body. None if it gives none. Raises ApiError.
+    given: additional fields of a body. Raises ApiError.
     """
     inner = given.get(STRUCTURED) or {}
     if not isinstance(inner, Mapping):
