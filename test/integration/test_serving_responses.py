@@ -325,10 +325,7 @@ def test_nothing_is_kept_where_the_client_says_so() -> None:
 
 
 def test_another_key_can_not_name_a_response() -> None:
-    with (
-        scripted(api_keys=("one", "two")) as (_, one, server),
-        client_of(server, "two") as two,
-    ):
+    with scripted(api_keys=("one", "two")) as (_, one, server), client_of(server, "two") as two:
         made = one.responses.create(model=MODEL, input="A secret")
         asked: Any = {"model": MODEL, "input": "What was it?"}
         with pytest.raises(openai.BadRequestError, match="not kept"):
@@ -486,10 +483,7 @@ def test_tool_choice_and_formats_reach_the_model() -> None:
         (NAMED, CHAT_NAMED),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": "required", "tools": [CHAT_NAMED]},
-            },
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHAT_NAMED]}},
         ),
     ):
         form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": False}

@@ -29,11 +29,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, write_part_shards
 from qwen3_omni_neuron.neuron.slots import GraphSlots
 from qwen3_omni_neuron.neuron.torchneuron import graph as graph_module
-from qwen3_omni_neuron.neuron.torchneuron.graph import (
-    Collectives,
-    CompiledGraph,
-    PartGraphs,
-)
+from qwen3_omni_neuron.neuron.torchneuron.graph import Collectives, CompiledGraph, PartGraphs
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.int8_experts import int8_models
 from testing.models import load_models
@@ -83,9 +79,7 @@ def stand_in() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("case", "plan"),
-    CASES,
-    ids={LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get,
+    ("case", "plan"), CASES, ids={LEAN_PLAN: "of each kind", TINY_PLAN: "at every bucket"}.get
 )
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     case: str, plan: CompilePlan, checkpoint: Path, config: OmniConfig, tmp_path: Path,

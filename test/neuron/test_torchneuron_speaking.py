@@ -7,11 +7,7 @@ import pytest
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
-from testing.torchneuron.runtime import (
-    StandIn,
-    omni_over,
-    weights_for_stand_in,
-)
+from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
 from train.assess import Reply, questions, replies
 from train.espeak import VOICES
 from train.judge import Judge

@@ -100,10 +100,7 @@ TEXT: Json = {"type": "text", "text": "a"}
 TOOL: Json = {"type": "function", "function": {"name": "f"}}
 CALL: Json = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "a"}}
-ALLOWED: Json = {
-    "type": "allowed_tools",
-    "allowed_tools": {"mode": "auto", "tools": [TOOL]},
-}
+ALLOWED: Json = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
 
 
 FIELDS = {
@@ -870,8 +867,7 @@ SESSION = Endpoint(
     ),
 )
 TRANSCRIBING = replace(
-    SESSION,
-    kinds=[("", realtime_transcription.RealtimeTranscriptionSessionCreateRequestParam)],
+    SESSION, kinds=[("", realtime_transcription.RealtimeTranscriptionSessionCreateRequestParam)]
 )
 RESPONSE_CREATE = Endpoint(
     [("", realtime_response.RealtimeResponseCreateParamsParam)],
@@ -988,10 +984,7 @@ RESPONSE = Endpoint(
         "input[].content[].image_url": (LOOKED, MESSAGE),
         "input[].content[].detail": differs("input[].content[].detail", "low", LOOKED),
         "input[].call_id": ({"input": [FLAT_CALL]}, MESSAGE),
-        "input[].namespace": (
-            {"input": [{**FLAT_CALL, "namespace": "a"}]},
-            {"input": [FLAT_CALL]},
-        ),
+        "input[].namespace": ({"input": [{**FLAT_CALL, "namespace": "a"}]}, {"input": [FLAT_CALL]}),
         "input[].name": ({"input": [FLAT_CALL]}, {"input": [{**FLAT_CALL, "name": "g"}]}),
         "input[].arguments": (
             {"input": [FLAT_CALL]},

@@ -3,11 +3,7 @@
 import pytest
 
 from bench.trn2 import cost
-from bench.trn2.times import (
-    Calls,
-    SpeechCalls,
-    main,
-)
+from bench.trn2.times import Calls, SpeechCalls, main
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from testing.torchneuron.leaner import write_leaner_checkpoint
 
