@@ -116,7 +116,6 @@ def read_file(path: Path, kind: str, fingerprint: str) -> Document:
 
 
 def _without_arrays(value: Any, place: _Place, arrays: list[tuple[_Place, NDArray[Any]]]) -> Any:
-    """Return a copy of a value with None for its arrays, which are appended to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append((place, value))
         return None

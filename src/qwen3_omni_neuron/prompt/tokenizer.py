@@ -294,7 +294,6 @@ class LiteralText:
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:
-        """Mark every string of a JSON value, except types of items."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):

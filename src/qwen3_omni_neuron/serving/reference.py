@@ -104,7 +104,6 @@ def reference_page(document: Mapping[str, Any]) -> str:
 
 
 def _section(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the HTML of one endpoint."""
     yield f'<section id="{_anchor(method, path)}">'
     yield f"<h2><code>{method} {escape(path)}</code></h2>"
     yield f"<p>{escape(operation.get('description', ''))}</p>"
@@ -174,7 +173,6 @@ def _limits(schema: _Schema) -> Iterator[str]:
 
 
 def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
-    """Return a command that calls an endpoint."""
     placed = re.sub(r"\{(\w+)[^}]*\}", lambda found: found[1].upper(), path)
     how = "" if method == "GET" else f" -X {method}"
     parts = [f'curl -s{how} "$URL{placed}"', '-H "Authorization: Bearer $KEY"']
@@ -204,5 +202,4 @@ def _anchor(method: str, path: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Return an object's name without its request's."""
     return name.partition("_")[2] or name

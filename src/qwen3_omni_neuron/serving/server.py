@@ -111,7 +111,6 @@ class Server:
         return self._status
 
     async def _load_model(self) -> None:
-        """Load the model in its own thread, and log the progress."""
         with suppress(OSError):  # a request with media tries again, or is refused
             self.service.decoder.start()
         model, loading = self.service.model, Future[Qwen3Omni]()

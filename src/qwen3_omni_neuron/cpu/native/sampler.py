@@ -35,7 +35,7 @@ class NativeSampler:
         )
 
     def __call__(self, samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-        """Sample the next id of each sequence; see engines.sampling.sample_ids."""
+        """Sample the next id of each sequence."""
         count, vocab = len(samplers), samplers[0].vocab_size
         rows = [row if row.dtype is torch.float32 else row.float() for row in logits]
         for row in rows:

@@ -221,7 +221,6 @@ class EngineGroup:
         return self._error
 
     def _kill(self, error: BaseException) -> None:
-        """Kill every process. Later calls raise the reason."""
         if self._error is None:
             said = "A call was interrupted, which ended its processes. Load the model again."
             self._error = error if isinstance(error, EngineDiedError) else ClosedError(said)

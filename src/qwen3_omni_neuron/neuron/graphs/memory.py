@@ -233,7 +233,6 @@ def _cores(instance: str, lnc: int) -> int:
 
 
 def _size(part: str, module: nn.Module) -> tuple[int, int]:
-    """Return the number of parameters, and their bytes."""
     shared = COUNTED_ELSEWHERE.get(part, "\0")
     own = [p for name, p in module.named_parameters() if not name.startswith(shared)]
     return sum(p.numel() for p in own), sum(p.nbytes for p in own)

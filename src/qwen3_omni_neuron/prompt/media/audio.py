@@ -335,7 +335,6 @@ def _bad_shape(where: str, samples: NDArray[Any]) -> AudioError:
 
 
 def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
-    """Yield blocks averaged over channels."""
     at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
     for start in range(0, len(samples), at_once):
         # numpy sums non-contiguous channels in another order.

@@ -193,7 +193,6 @@ class Sizes:
         return nearest if low <= nearest[0] * nearest[1] <= high else made
 
     def _limits(self, size: VisualSize) -> PixelLimits:
-        """Return the least and most pixels of an image or a frame."""
         usual = (self.min_pixels, self.max_pixels) if size.frames is None else _VIDEO_LIMITS
         asked, total = size.asked, size.asked.total_pixels
         low = usual[0] if asked.min_pixels is None else asked.min_pixels

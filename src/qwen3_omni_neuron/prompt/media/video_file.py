@@ -390,7 +390,6 @@ def _read_frames(
 
 
 def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
-    """Yield a stream's decodable frames from its packet `first` on."""
     for number, packet in enumerate(packets):
         # An empty packet repeats the last frame, but would end FFmpeg's stream. A packet without a
         # timestamp is that end.

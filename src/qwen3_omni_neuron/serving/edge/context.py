@@ -95,7 +95,6 @@ class Context:
         }
 
     def _reason(self) -> dict[str, Any]:
-        """Return the refused field, and the answer's message."""
         if self.refusal is None or self.refusal.status >= SERVER_ERRORS:
             return {}
         return {"param": self.refusal.param, "reason": self.refusal.message[:MOST_REASON]}

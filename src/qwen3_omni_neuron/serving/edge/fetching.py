@@ -135,7 +135,6 @@ class Fetcher:
         return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
 
     def _read(self, url: str, where: str, end_s: float) -> bytes:
-        """Read a URL, and follow its redirects."""
         for _ in range(self._redirects + 1):
             parts = self.check(url, where)
             content, next_url = self._get(parts, where, end_s)

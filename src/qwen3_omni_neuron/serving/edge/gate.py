@@ -220,7 +220,6 @@ class Gate:
             parts.clear()  # a refusal's frames would keep them until a garbage collection
 
     async def _rest(self, owner: str) -> None:
-        """Wait before the next part of a large body."""
         self._reading[owner] += 1
         try:
             await asyncio.sleep(_REST_S * self._reading[owner])
@@ -242,7 +241,6 @@ class Gate:
     async def _run(
         self, scope: Scope, receive: Receive, answer: AnswerSender, context: Context
     ) -> None:
-        """Run the endpoint until it has answered, the client has left, or time is over."""
 
         async def nothing_more() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}

@@ -138,7 +138,6 @@ class Readers:
             self._give()
 
     def _give(self) -> None:
-        """Give the free turns to those who wait."""
         while self._taken.total() < READERS:
             owner = next(filter(self._may, self._waiting), None)
             if owner is None:

@@ -239,7 +239,6 @@ class Answer(ABC):
             self._context.answer = "".join(self._texts)
 
     def _completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an object of this answer in the format of completions."""
         return {
             "id": self._id,
             "object": kind,
@@ -356,7 +355,6 @@ class Question:
 
 
 def _texts(message: Json) -> Json:
-    """Return a message without its media."""
     content = message["content"]
     if not isinstance(content, str):
         content = [item.get("text", f"({item['type']})") for item in content]

@@ -155,12 +155,10 @@ class ChatReply(Reply):
         return {"content": logprobs, "refusal": None} if self.wanted.logprobs else None
 
     def _part(self, part: ReplyPart) -> bytes:
-        """Return a part as a server-sent event."""
         logprobs = self._told(part.logprobs) if isinstance(part, Content) else None
         return self._event((to_json(self._delta(part)),), "text", logprobs=logprobs)
 
     def _delta(self, part: ReplyPart) -> Json:
-        """Return a part as the delta of a streamed answer."""
         if isinstance(part, Reasoning):
             return {"reasoning_content": part.text}
         if isinstance(part, Call):
@@ -168,7 +166,6 @@ class ChatReply(Reply):
         return {"audio": {"transcript": part.text}} if self._in_audio else {"content": part.text}
 
     async def _encoded(self, chunk: AudioChunk) -> bytes:
-        """Return a chunk as it is sent."""
         if not self._in_audio:
             data = pcm16(chunk.samples)
             return wav_header(SAMPLE_RATE, len(data)) + data
@@ -177,7 +174,6 @@ class ChatReply(Reply):
         return await self._encoder.encode(chunk.samples)
 
     def _sound(self, data: bytes) -> bytes:
-        """Return bytes of the speech as a server-sent event."""
         before, after = (
             (b'{"audio":{"data":"', b'"}}') if self._in_audio else (b'{"content":"', b'"}')
         )

@@ -168,7 +168,6 @@ class Completion(Answer):
         return to_json(answer | {"usage": self._usage()})
 
     def _take(self, events: Sequence[Event]) -> str:
-        """Process simultaneous events. Returns their text."""
         before = len(self._texts)
         for event in events:
             if isinstance(event, TextDelta):

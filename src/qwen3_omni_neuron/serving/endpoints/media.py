@@ -264,7 +264,6 @@ class MediaReader:
         return item
 
     def _count_item(self) -> None:
-        """Count one item. Raises ApiError if there are too many."""
         self._count += 1
         if self._count > self._settings.max_media:
             message = (
@@ -284,7 +283,6 @@ class MediaReader:
         return self._decoded(url[end + 1 :], where)
 
     def _decoded(self, text: str, where: str) -> bytes:
-        """Decode base64."""
         most = self._settings.max_media_bytes
         if len(text) > (most + 2) // 3 * 4:
             raise self._too_large(where)

@@ -291,7 +291,6 @@ class ResponseReply(Reply):
         return self._body
 
     def _finish(self) -> None:
-        """Store the complete response for later turns."""
         super()._finish()
         self._ending = [self._event(*event) for event in self._items.finish(self._status)]
         self._body = to_json(self._object(self._status))
@@ -401,6 +400,5 @@ class Prepared(ResponseReply):
         yield b"".join((*first, *self._last()))
 
     def _finish(self) -> None:
-        """Store the response for later turns."""
         self._body = to_json(self._object("completed"))
         self._keep(self._body, {})

@@ -175,6 +175,5 @@ class SpokenText:
         return json_event({"type": "speech.audio.delta", "audio": sound})
 
     def _last(self) -> bytes:
-        """Return the last bytes of the file."""
         last = b"" if self._tempo is None else self._encoder.push(self._tempo.finish())
         return last + self._encoder.finish()

@@ -67,7 +67,6 @@ def is_session_key(value: str) -> bool:
 
 
 def _beginning(request: dict[str, Any]) -> list[Any] | None:
-    """Return the messages up to the first user message."""
     messages = request.get("messages", request.get("input"))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

@@ -64,7 +64,6 @@ class Replica:
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application that Ray sends requests to."""
         return _behind_proxy(make_app(self._service), serve.get_replica_context().replica_tag)
 
     async def check_health(self) -> None:

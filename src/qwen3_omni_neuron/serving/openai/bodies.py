@@ -82,7 +82,6 @@ class OneOf:
         self._what, self._by_field = what, by_field
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Return the schema of the union."""
         members = [(_kinds_of(member), member) for member in get_args(source)]
         tags = {kind: f"<{kinds[0]}>" for kinds, _ in members for kind in kinds}
 

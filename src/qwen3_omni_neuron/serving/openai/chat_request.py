@@ -465,7 +465,6 @@ def text_options(
 
 
 def _stage_options(wanted: ChatRequest) -> Json:
-    """Return the options for vllm-omni's own fields."""
     options: Json = {}
     for number, stage in enumerate(wanted.sampling_params_list or ()):
         ours, place = _STAGES[number], f"sampling_params_list[{number}]"

@@ -183,7 +183,6 @@ def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> I
 
 @cache
 def _objects(path: str) -> frozenset[str]:
-    """Return the names of all objects and lists that lead to a field without effect."""
     found = set[str]()
     for where in NO_EFFECT[path]:
         parts = where.split(".")

@@ -97,7 +97,6 @@ def _out_of_function(given: Any) -> Any:
 
 
 def _flat(given: Json) -> Json:
-    """Return a session or response in DashScope's form."""
     made = {name: value for name, value in given.items() if name not in ("type", "audio")}
     for name in _OF_RESPONSES if "output" in given else _PLACES:
         value: Any = given
@@ -121,7 +120,6 @@ def _flat(given: Json) -> Json:
 
 
 def _item(item: Json) -> Json:
-    """Return an item with DashScope's types of a reply's parts."""
     if item.get("role") != "assistant":
         return item
     types = {"output_text": "text", "output_audio": "audio"}

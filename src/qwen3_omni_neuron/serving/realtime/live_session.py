@@ -142,7 +142,6 @@ class LiveSession:
                 self._connection.context.error = "client_left"
 
     async def _read(self) -> None:
-        """Answer the client's events in order."""
         first = dashscope.FIRST if self._connection.is_dashscope else {}
         first = merged(first, self._connection.context.session)  # fields of its client's secret
         await self._set(await self._with(first))
@@ -153,7 +152,6 @@ class LiveSession:
             await self._heard(message.pop("text", None))
 
     async def _heard(self, text: str | None) -> None:
-        """Answer a client's event, or send its error."""
         given: Json = {}
         try:
             if text is None:
@@ -204,7 +202,6 @@ class LiveSession:
             await self._connection.raw_send(message)
 
     async def _answer(self, event: events.ClientEvent) -> None:
-        """Handle a client's event. Raises ApiError and the API's errors."""
         match event:
             case events.SessionUpdate():
                 await self._update(event.session)
@@ -240,7 +237,6 @@ class LiveSession:
                 await self._responses.cancel(event.response_id)
 
     async def _signalled(self, kind: str) -> None:
-        """Handle a client's event without fields."""
         if kind == "session.finish":
             await self._responses.ended()
             await self._send("session.finished")
@@ -256,13 +252,11 @@ class LiveSession:
     # The session's configuration.
 
     async def _show(self, event: str) -> None:
-        """Send the session in an event."""
         kind = "session" if self._config.answers else "transcription_session"
         made = {"id": self._id, "object": f"realtime.{kind}", "expires_at": self._expires_at}
         await self._send(event, session=made | await self._in_thread(shown, self._config))
 
     async def _with(self, given: Json) -> SessionConfig:
-        """Return the configuration updated by a client's fields. Raises ApiError."""
         known = self._voices, self._by_meaning
         config: SessionConfig = await self._in_thread(updated, self._config, given, *known)
         return config
@@ -284,7 +278,6 @@ class LiveSession:
             raise refusal
 
     async def _set(self, config: SessionConfig) -> None:
-        """Apply the configuration. Raises ApiError."""
         before = self._config
         await self._count(config)
         self._updated = True

@@ -156,7 +156,6 @@ class Response:
             return None, self._connection.failed(failure)
 
     async def _read(self) -> SpeechResult | None:
-        """Send the stream's events, until it ends or the response is cancelled."""
         result: SpeechResult | None = None
         with closing(self._served) as served:
             await self._created()
@@ -202,7 +201,6 @@ class Response:
         await self._send_sound(self._tempo.push(chunk.samples) if self._tempo else chunk.samples)
 
     async def _send_sound(self, samples: Samples) -> None:
-        """Send the next samples to play, at the model's rate."""
         await self._send_coded(self._resampler.push(samples))
         if self.message is not None:
             self.message.sent_s += len(samples) / SAMPLE_RATE
@@ -245,7 +243,6 @@ class Response:
 
     @property
     def _part(self) -> Json:
-        """The content of the open message in events."""
         kind = "audio" if self._spoken else "text"
         return {**self._output[-1]["content"][0], "type": kind}
 
@@ -347,12 +344,10 @@ class Response:
         }
 
     async def _send_item(self, kind: str, **fields: Any) -> None:
-        """Send an event about the response's last item."""
         if "item" not in fields:
             fields["item_id"] = self._output[-1]["id"]
         index = len(self._output) - 1
         await self._connection.send(kind, response_id=self.id, output_index=index, **fields)
 
     async def _send_of(self, kind: str, **fields: Any) -> None:
-        """Send an event about the content part of the last item."""
         await self._send_item(f"response.{kind}", content_index=0, **fields)

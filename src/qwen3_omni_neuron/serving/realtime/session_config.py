@@ -296,7 +296,6 @@ def updated(
 
 
 def _check_transcribing(given: Mapping[str, Any]) -> None:
-    """Raise ApiError for a field that concerns answers."""
     audio = given.get("audio")
     inner = audio if isinstance(audio, Mapping) else {}
     wrong = [f"session.{name}" for name in given if name not in _TRANSCRIBING]

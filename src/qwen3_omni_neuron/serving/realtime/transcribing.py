@@ -154,7 +154,6 @@ class Transcriber:
         turn.joined.end_window()
 
     async def _tell(self, turn: TurnTranscript) -> None:
-        """Send new text, if the client can use it already."""
         text = turn.joined.text
         if (turn.item is not None or not self.config.answers) and turn.sent < len(text):
             delta, turn.sent = text[turn.sent :], len(text)
@@ -164,7 +163,6 @@ class Transcriber:
             await self._connection.send(f"{_KIND}.delta", **fields)
 
     async def _complete(self, turn: TurnTranscript) -> None:
-        """Send the end of a turn's transcript."""
         fields: Json = {"item_id": turn.item_id, "content_index": 0}
         if turn.error is not None:
             await self._connection.send(f"{_KIND}.failed", **fields, error=turn.error)
