@@ -155,7 +155,7 @@ def test_what_cannot_be_heard_is_refused() -> None:
 def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path) -> None:
     pipe = tmp_path / "pipe.wav"
     os.mkfifo(pipe)
-    with pytest.raises(AudioError, match="is not a file"):
+    with pytest.raises(AudioError, match="is not a regular file"):
         load(pipe)
 
 

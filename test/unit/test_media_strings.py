@@ -77,7 +77,7 @@ def test_a_string_of_no_file_is_refused_in_a_sentence() -> None:
             ("file://host/a.wav", "here: file://host/a.wav is of the host host. A file of this"),
             ("file://a.wav", "here: file://a.wav is of the host a.wav. A file of this machine is"),
             ("file:///no/such%20file", "here: /no/such file does not exist."),
-            ("file:///", "here: / is not a file."),
+            ("file:///", "here: / is not a regular file."),
             ("file:///a%00b", "can't be opened"),
             ("file:///\ud800", "can't be opened"),
             ("data:audio/wav,abc", FORM),

@@ -81,7 +81,7 @@ def test_a_value_that_json_lacks_is_not_stored(value) -> None:
 
 
 def test_what_is_no_file_is_refused(omni, tmp_path) -> None:
-    for name, match in ((".", "is not a file"), ("nowhere", "does not exist")):
+    for name, match in ((".", "is not a regular file"), ("nowhere", "does not exist")):
         with pytest.raises(StoredSessionError, match=match):
             omni.restore_session(tmp_path / name)
 

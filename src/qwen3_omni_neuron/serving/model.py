@@ -151,7 +151,7 @@ class ServedModel:
             return self.omni
         raise ApiError(
             503,
-            f"the server is {state}: try again later, or another server.",
+            f"the server is {state}. Try again later.",
             f"model_{state}",
             retry_after_s=LOADING_RETRY_S if state == "loading" else RETRY_S,
         )

@@ -86,9 +86,8 @@ def reference_page(document: Mapping[str, Any]) -> str:
             "<p>What this server answers over HTTP, from its <code>/openapi.json</code>. Examples "
             "take its address and an API key, if it has keys, from two variables:</p>",
             "<pre>URL=http://127.0.0.1:8000 KEY=none</pre>",
-            "<p>What fields mean that this page does not explain, and the WebSocket "
-            "<code>/v1/realtime</code>, is in the package's docs/serving.md and docs/realtime.md. "
-            "</p>",
+            "<p>In the package, docs/serving.md explains the fields, and docs/realtime.md the "
+            "WebSocket <code>/v1/realtime</code>.</p>",
             "<nav><ul>",
             *(
                 f'<li><a href="#{_anchor(method, path)}"><code>{method} {escape(path)}</code></a>'

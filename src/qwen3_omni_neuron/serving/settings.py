@@ -67,7 +67,7 @@ class Limits:
     )
     voice_aliases: tuple[str, ...] = option(
         (),
-        "another name of a voice, such as marin=Chelsie, before those that OpenAI's voices have",
+        "another name of a voice, such as marin=Chelsie; it precedes OpenAI's names",
         _ALIASES,
         flag="--voice-alias",
         metavar="NAME=VOICE",
@@ -77,7 +77,7 @@ class Limits:
     context_length: int | None = load_option("context_length", "400")
     requests_per_minute: int | None = option(
         None,
-        "requests a minute of one key, or of one address without keys",
+        "requests per minute per API key (without keys: per address)",
         FROM_1,
         _RETRY,
         shown="any number",
@@ -91,8 +91,7 @@ class Limits:
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "name under which a server without keys may be asked, beside localhost, its addresses and "
-        "`--host`",
+        "host name accepted without keys, beside localhost, the addresses and `--host`",
         _HOSTS,
         "403",
         flag="--allow-host",
@@ -106,22 +105,24 @@ class Limits:
         flag="--allow-origin",
         metavar="URL",
     )
-    body_timeout_s: float = option(60.0, "time for a request's body", SECONDS, "408")
-    request_timeout_s: float = option(900.0, "time of a whole request", SECONDS, "504")
+    body_timeout_s: float = option(60.0, "time to receive a request's body", SECONDS, "408")
+    request_timeout_s: float = option(
+        900.0, "time per request, and again to send the rest of a finished answer", SECONDS, "504"
+    )
     max_body_bytes: int = option(32 * MIB, "bytes of a request's body", FROM_1, "413")
     max_request_bytes: int = option(
-        512 * MIB, "bytes that one request takes in memory, with its media decoded", FROM_1, "413"
+        512 * MIB, "memory of one request, with its media decoded, in bytes", FROM_1, "413"
     )
     max_held_bytes: int = option(
-        GIB, "bytes that all requests and sessions take in memory", FROM_1, _FULL
+        GIB, "memory of all requests and sessions, in bytes", FROM_1, _FULL
     )
     max_media: int = option(32, "media items of a request", _FROM_0, "400")
     max_media_bytes: int = option(24 * MIB, "bytes of one media item", FROM_1, "413")
     max_media_s: float = option(1800.0, "duration of one media item", SECONDS, "400")
     max_pixels: int = option(8192 * 6144, "pixels of an image or a frame", FROM_1, "400")
-    decoders: int = option(2, "processes that decode media at a time", FROM_1)
+    decoders: int = option(2, "processes that decode media concurrently", FROM_1)
     decoder_bytes: int = option(
-        GIB, "memory of one process that decodes media", integers(64 * MIB), "400"
+        GIB, "memory of one decoding process, in bytes", integers(64 * MIB), "400"
     )
     decode_timeout_s: float = option(30.0, "time to decode one media item", SECONDS, "400")
     media_hosts: tuple[str, ...] = option(
@@ -134,9 +135,7 @@ class Limits:
     )
     media_timeout_s: float = option(10.0, "time to fetch a URL", SECONDS, "400")
     media_redirects: int = option(3, "redirects of a URL", _FROM_0, "400", flag=None)
-    max_realtime_sessions: int = option(
-        64, "realtime sessions that are open at a time", FROM_1, _FULL
-    )
+    max_realtime_sessions: int = option(64, "concurrent realtime sessions", FROM_1, _FULL)
     max_realtime_s: float = option(
         3600.0, "duration of a realtime session", SECONDS, "an error event"
     )
@@ -147,21 +146,21 @@ class Limits:
         "an error event",
     )
     kept_replies: int = option(
-        1000, "stored spoken replies, and as many responses, that a turn may name", FROM_1, "400"
+        1000, "stored spoken replies, and as many stored responses", FROM_1, "400"
     )
     kept_reply_s: float = option(
         3600.0, "time to store spoken replies, and responses after last use", SECONDS, "400"
     )
     max_kept_response_bytes: int = option(
-        64 * MIB, "bytes of stored responses, of `--max-held-bytes`", FROM_1, "400"
+        64 * MIB, "bytes of stored responses, within `--max-held-bytes`", FROM_1, "400"
     )
     drain_timeout_s: float = option(
         300.0, "time for running requests to end after SIGTERM", SECONDS, "503"
     )
     stall_timeout_s: float = option(
-        300.0, "time of one call of an engine; after it /health and /ready say 503", SECONDS, "503"
+        300.0, "time per engine call, after which /health and /ready answer 503", SECONDS, "503"
     )
-    log_content: bool = option(False, "write texts of requests and replies to the log", shown="no")
+    log_content: bool = option(False, "log the texts of requests and replies", shown="no")
 
     def __post_init__(self) -> None:
         for name, declared in options_of(type(self)).items():
@@ -180,14 +179,14 @@ class ServerSettings(Limits):
     tls_key: Path | None = option(None, "private key of the certificate", metavar="PEM")
     api_keys: tuple[str, ...] = option(
         (),
-        "API keys: a file with one a line",
+        "file of API keys, one per line",
         _TEXTS,
         "401",
         metavar="FILE",
-        shown=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
+        shown=f"those in ${KEYS_VARIABLE}, comma-separated; else none are needed",
         repr=False,
     )
-    header_timeout_s: float = option(10.0, "time for a request's headers", SECONDS, _CUT)
+    header_timeout_s: float = option(10.0, "time to receive a request's headers", SECONDS, _CUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,7 +106,7 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     except ValueError as reason:
         raise error(f"{where}: {name} can't be opened ({reason}).") from reason
     if not stat.S_ISREG(status.st_mode):
-        raise error(f"{where}: {name} is not a file.")
+        raise error(f"{where}: {name} is not a regular file.")
     if not status.st_size:
         raise error(f"{where}: {name} is empty: 0 bytes.")
     try:

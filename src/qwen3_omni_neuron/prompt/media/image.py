@@ -60,7 +60,7 @@ def load_image(
         picture = _from_array(source, where)
     if said:
         name = "the PIL image" if file is None else name_of(file)
-        warn(f"{where}: {name} is damaged: {'; '.join(dict.fromkeys(said))}. It is used so.")
+        warn(f"{where}: {name} is damaged: {'; '.join(dict.fromkeys(said))}. It is used anyway.")
     return _checked(picture, where)
 
 
@@ -170,8 +170,8 @@ def _narrowed(values: NDArray[Any], tags: Mapping[int, Any], place: str) -> NDAr
     floats = values.dtype.kind == "f"
     if not (low >= 0 and (high <= 255 or not floats)):
         raise ImageError(
-            f"{place} has grey values from {low:g} to {high:g}, which is no known range. Save it "
-            "with 8 or 16 bits."
+            f"{place} has grey values from {low:g} to {high:g}, an unknown range. Save it with "
+            "8 or 16 bits."
         )
     if floats:
         return np.round(values * 255 if high <= 1 else values).astype(np.uint8)
@@ -239,7 +239,7 @@ def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
 def _checked(picture: "Image", where: str) -> "Image":
     width, height = picture.size
     if not width or not height:
-        raise ImageError(f"{where} is {width} x {height} pixels: there is nothing to see.")
+        raise ImageError(f"{where} is {width} x {height} pixels: it is empty.")
     aspect = max(width, height) / min(width, height)
     if aspect > MAX_ASPECT:
         raise ImageError(

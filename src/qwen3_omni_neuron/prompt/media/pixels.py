@@ -128,7 +128,7 @@ class Sizes:
         """
         height, width = size.height, size.width
         if height < 1 or width < 1:
-            raise size.error(f"{size.where} is {width} x {height} pixels: there is nothing to see.")
+            raise size.error(f"{size.where} is {width} x {height} pixels: it is empty.")
         made = self._asked_size(size) or self._resized(size, height, width, self._limits(size))
         groups = 1 if size.frames is None else -(-size.frames // self.temporal_patch_size)
         grid = groups, made[0] // self.patch_size, made[1] // self.patch_size

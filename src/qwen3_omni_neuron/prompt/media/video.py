@@ -135,14 +135,14 @@ def _frames(source: Any, where: str) -> Frames:
             f"{where} is an array of shape {shape}. Give frames [n, height, width, channels]."
         )
     if not n:
-        raise VideoError(f"{where} is a video of no frames. Give at least one.")
+        raise VideoError(f"{where} is a video without frames. Give at least one.")
     kept: Frames | None = None
     for index in range(n):
         place = f"{where}.video[{index}]"
         try:
             frame = source[index]
         except Exception as error:
-            raise VideoError(f"{place} can't be had ({format_value(error)}).") from error
+            raise VideoError(f"{place} can't be read ({format_value(error)}).") from error
         try:
             picture = load_image({"image": frame}, place)
         except ImageError as error:

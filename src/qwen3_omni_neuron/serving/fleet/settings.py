@@ -44,9 +44,9 @@ class FleetSettings(Limits):
 
     model: str = option(str(SPEAKING_CHECKPOINT), "checkpoint folder or hub id")
     load: LoadOptions = field(default_factory=LoadOptions)
-    neuron_cores: int = option(0, "number of cores of a replica", integers(0))
+    neuron_cores: int = option(0, "cores per replica", integers(0))
     max_queued: int = load_option("max_queued", default=SLOTS)
-    api_keys: str | None = option(None, "API keys: a file with one a line")
+    api_keys: str | None = option(None, "file of API keys, one per line")
 
     @staticmethod
     def parse(args: Mapping[str, Any]) -> "FleetSettings":

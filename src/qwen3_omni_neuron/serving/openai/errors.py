@@ -108,7 +108,7 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
         message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     if isinstance(error, RuntimeError) and text == "can't start new thread":
-        message = "the system gives the server no more threads. Try again later."
+        message = "the server has no more threads. Try again later."
         return ApiError(503, message, "no_threads", retry_after_s=RETRY_S)
     return ApiError(
         500,

@@ -288,7 +288,7 @@ class Voices:
             known = ", ".join(self.names) or "none"
             hint = did_you_mean(voice.capitalize(), self.names)
             hint = hint or did_you_mean(voice.lower(), self._speakers)
-            message = f"there is no voice {voice[:80]!r}.{hint} There are: {known}."
+            message = f"unknown voice {voice[:80]!r}.{hint} Known: {known}."
             raise wrong_value(message, param)
         return found
 

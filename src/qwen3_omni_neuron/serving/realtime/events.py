@@ -193,7 +193,7 @@ def read_event(given: Json) -> ClientEvent:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _EVENTS:
         known = ", ".join(sorted(_EVENTS))
-        message = f"there is no client event {str(kind)[:80]!r}. There are: {known}."
+        message = f"unknown client event {str(kind)[:80]!r}. Known: {known}."
         raise ApiError(400, message, "unknown_event", "type")
     try:
         return _EVENTS[kind].model_validate(given)
