@@ -1,7 +1,6 @@
 """Long texts: refused soon, and nothing long on the event loop's thread."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,18 +10,12 @@ from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_client import JSON, ask
-from testing.http_server import serving, url_of
+from testing.http_server import url_of
 from testing.realtime import Caller, calling
 
 MODEL = "qwen3-omni"
 HUGE = "word and " * (1 << 20)
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
-
-
-@pytest.fixture(scope="module")
-def server(omni) -> Iterator[Server]:
-    with serving(omni) as running:
-        yield running
 
 
 @pytest.fixture

@@ -150,15 +150,6 @@ def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(both_of) -> None:
     assert_steps_alike(ours, theirs, [0], [token], steps=3)
 
 
-def test_a_thinker_of_other_weights_prefills_and_steps_as_the_cpus(
-    both_of, checkpoint_of_seed, prompt_builder
-) -> None:
-    ours, theirs = (engines.thinker for engines in both_of(checkpoint_of_seed(2)))
-    prompt = prompt_builder.prompt(CASES["image-and-video"].messages)
-    token = assert_prefills_alike(ours, theirs, 0, prompt)
-    assert_steps_alike(ours, theirs, [0], [token], steps=4)
-
-
 def test_bfloat16_spares_the_frequencies(nxdi, config) -> None:
     """NxDI casts whatever is a parameter or a buffer."""
     from qwen3_omni_neuron.neuron.nxdi.decoder import AxisRotary

@@ -81,9 +81,3 @@ def test_a_checkpoint_of_another_size_is_refused(config, checkpoint, tmp_path) -
     spec = DecoderSpec("thinker", other, plan_of(1))
     with pytest.raises(CheckpointError, match=r"has shape .*config\.json requires"):
         write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
-
-
-# Memory: cut a checkpoint of two large layers, and watch.
-
-
-# Plans.

@@ -142,6 +142,3 @@ def test_a_call_of_other_inputs_than_were_compiled_fails(vocoder) -> None:
     vocoder.close()
     with pytest.raises(ClosedError, match="code2wav was closed"):
         vocoder.call(label, codes, slots, position)
-
-
-# Memory: cut the largest part for 8 ranks, and watch.

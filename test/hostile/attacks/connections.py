@@ -1,4 +1,4 @@
-"""Connections that are silent, slow or half open; heads without end; pages of other sites."""
+"""Connections that are silent, slow or half open; heads without end."""
 
 import contextlib
 import http.client
@@ -212,9 +212,6 @@ def drained(target: Target) -> list[Outcome]:
     found = read_slowly(target, target.process.terminate)
     status = stopped(target.process, 30)
     return [*found, check(status == 0, f"the server ended with status {status}")]
-
-
-# Pages of other sites
 
 
 PROXIED = ServerSpec(proxy=True)
