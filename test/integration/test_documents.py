@@ -281,7 +281,7 @@ def test_the_table_of_clients_has_every_environment_and_its_versions() -> None:
     by_environment: dict[str, str] = {}
     for _, version, _, environment, _, _ in rows[2:]:
         by_environment[environment] = f"{by_environment.get(environment, '')} {version}"
-    del by_environment["by `make test`"]
+    del by_environment["by `make test`"], by_environment["by hand"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     listed = re.search(r"^CLIENTS \?= (.*)$", makefile, re.MULTILINE)
     files = {file.stem.removeprefix("clients-"): file for file in REQUIREMENTS.glob("clients-*")}
