@@ -58,7 +58,7 @@ static int64_t wide_width(const Code2Wav *c)
     return width;
 }
 
-/* Allocate the memory of `streams` times `frames`. Returns 0 where there is none. */
+/* Allocate the memory of `streams` times `frames`. Returns 0 if allocation fails. */
 static int allocate(Front *f, const Code2Wav *c, int64_t streams, int64_t frames)
 {
     const Decoder *d = &c->decoder;
@@ -298,7 +298,7 @@ static int run_stage(Team *team, const Front *f, const Stage *stage, int64_t str
 }
 
 /* Run everything between transformer and wave: f->inputs from f->normed. Moves *state, of the first
- * stream, past these parts. Returns the inputs of the wave of each stream, 0 without memory. */
+ * stream, past these parts. Returns the inputs of the wave of each stream, 0 if allocation fails. */
 static int64_t run_front(Team *team, Front *f, const Code2Wav *c, int64_t streams, int64_t frames,
                          int first, float **state)
 {
@@ -350,7 +350,7 @@ typedef struct {
     _Atomic int failed;
 } Waves;
 
-/* Inputs of the wave that so many frames become. */
+/* Inputs of the wave of `frames` frames. */
 static int64_t inputs_of(const Code2Wav *c, int64_t frames, int first)
 {
     for (int64_t i = 0; i < c->stages; i++)
@@ -376,7 +376,7 @@ static void wave_task(void *work, int64_t stream, float *unused)
 }
 
 /* Streams have a thread each where there are enough of them and a stream takes only moments. Else the
- * threads share the work of one after the other: a helper that is wanted elsewhere leaves soon. */
+ * threads share the work of one after the other: helpers can be reclaimed early. */
 static int run_waves(Team *team, Waves *w, int64_t streams)
 {
     int64_t cost = wave_cost(&w->c->wave, w->inputs);
@@ -387,7 +387,7 @@ static int run_waves(Team *team, Waves *w, int64_t streams)
     return !w->failed;
 }
 
-/* Samples that so many frames become. */
+/* Samples of `frames` frames. */
 static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
 {
     return wave_samples(&c->wave, inputs_of(c, frames, first), first);

@@ -30,14 +30,14 @@ typedef struct {
     int64_t *tiles;          /* [rows + 1]: first row of each group of rows that attend together */
 } Memory;
 
-/* Bytes that the arrays of so many rows take, and the arrays, cut from a block of that size. */
+/* Bytes of the arrays of `rows` rows, and the arrays, cut from a block of that size. */
 int64_t memory_size(const Decoder *d, int64_t rows);
 void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
 
 /* Run the layers on m->x [rows, hidden], in place, without the final norm, and write keys and values
  * to the KV cache; a row attends to its slot's positions up to its own. accepted [rows, hidden]:
  * receives the output of the first accept_layer layers, before deepstack; may be NULL, and so may
- * deepstack. Returns 0 without memory. */
+ * deepstack. Returns 0 if allocation fails. */
 int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv, const Rows *rows,
                int64_t accept_layer, float *accepted, const Deepstack *deepstack);
 

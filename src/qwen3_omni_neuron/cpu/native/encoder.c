@@ -145,7 +145,7 @@ static void widen_panel(void *work, int64_t task, float *unused)
             kernels->gelu(y, y, columns);
 }
 
-/* Cut the arrays of a call from one block. Returns it, or NULL without memory. */
+/* Cut the arrays of a call from one block. Returns it, or NULL if allocation fails. */
 static float *allocate(Call *c)
 {
     const EncoderLayer *l = c->layer;

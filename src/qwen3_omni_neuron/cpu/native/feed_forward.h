@@ -5,7 +5,7 @@
 
 #include "decoder.h"
 
-/* m->x += the feed-forward of m->normed, `rows` rows. Returns 0 without memory. */
+/* m->x += the feed-forward of m->normed, `rows` rows. Returns 0 if allocation fails. */
 int add_feed_forward(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
                      int64_t rows);
 

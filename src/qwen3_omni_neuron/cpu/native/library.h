@@ -89,7 +89,7 @@ int quantise_matrices(void *to, const void *from, int64_t count, int64_t out, in
 int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,
                   int64_t threads);
 
-/* Let up to so many threads of this process work at once, the callers included. Threads are started
+/* Let up to `threads` threads of this process work at once, callers included. Threads are started
  * when a team needs them; the pool never shrinks. */
 void grow_pool(int64_t threads);
 

@@ -91,7 +91,7 @@ static void prepare(void)
     pthread_atfork(NULL, NULL, forget_threads);
 }
 
-/* Return this thread's memory of at least so many floats, or NULL. */
+/* Return this thread's memory of at least `count` floats, or NULL. */
 static float *scratch_of(int64_t count)
 {
     Scratch *mine = pthread_getspecific(scratch_key);
@@ -184,7 +184,7 @@ static int run_one(Team *team, int64_t own)
     return 1;
 }
 
-/* Helpers that a team may have while so many calls share the pool. */
+/* Upper bound of a team's helpers while calls share the pool. */
 static int64_t fair_share(const Team *team)
 {
     int64_t calls = pool.calls, usable = pool.usable;

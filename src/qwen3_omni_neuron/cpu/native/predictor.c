@@ -20,7 +20,7 @@ typedef struct {
     float *scores, *spare;     /* [vocab], [2 vocab] */
 } Frame;
 
-/* Allocate one block and cut all arrays from it. Returns 0 where there is no memory. */
+/* Allocate one block and cut all arrays from it. Returns 0 if allocation fails. */
 static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
 {
     const Decoder *d = &p->decoder;
@@ -46,7 +46,7 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     return 1;
 }
 
-/* Run the layers on `each` rows a slot, the last of which is at `position`. Returns 0 without memory.
+/* Run the layers on `each` rows a slot, the last one at `position`. Returns 0 if allocation fails.
  */
 static int advance(Team *team, const Predictor *p, Frame *f, int64_t slots, int64_t each,
                    int64_t position)

@@ -8,7 +8,7 @@
 #include "matrix.h"
 #include "parallel.h"
 
-/* y = w x for rows, or y += w x where add. Returns 0 without memory. */
+/* y = w x for rows, or y += w x where add. Returns 0 if allocation fails. */
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
             const Matrix *w, int add);
 
@@ -35,7 +35,7 @@ static inline int64_t input_row_bytes(const Matrix *w)
                              : w->into * (int64_t)sizeof(float);
 }
 
-/* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
+/* Multiplications of rows with `weights` weights, as run_tasks counts: weights are read once, so that
  * several rows cost less than as many times one. */
 static inline int64_t cost_of(int64_t rows, int64_t weights)
 {
@@ -46,7 +46,7 @@ static inline int64_t cost_of(int64_t rows, int64_t weights)
  * and a short task keeps nobody waiting at the end. */
 int64_t group_for(int64_t rows);
 
-/* Tasks of so many panels each for a matrix of `out` outputs. */
+/* Tasks of `group` panels each for a matrix of `out` outputs. */
 static inline int64_t groups_of(int64_t out, int64_t group)
 {
     return (panels_of(out) + group - 1) / group;

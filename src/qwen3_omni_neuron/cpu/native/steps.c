@@ -20,7 +20,7 @@ typedef struct {
     float *cosine, *sine; /* [rows, head_dim / 2] */
 } Call;
 
-/* Allocate the memory of a call of so many rows. Returns 0 where there is none. */
+/* Allocate the memory of a call of `rows` rows. Returns 0 if allocation fails. */
 static int begin(Call *call, const Stepper *p, int64_t rows)
 {
     const Decoder *d = &p->decoder;

@@ -300,7 +300,7 @@ static const struct {
 };
 #undef SHAPES
 
-/* The number of the highest shape for so many rows and outputs, of these the widest. */
+/* The number of the highest shape for these rows and outputs, and the widest of equal ones. */
 static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
 {
     int s = 0;
@@ -856,7 +856,7 @@ static int64_t KIND(first_above)(const float *x, const uint32_t *mask, int64_t f
 
 /* ---- rounding ---- */
 
-/* The nearest of the numbers -8 to 7; halves go to the even one. */
+/* The nearest of the numbers -8 to 7; halves to even. */
 INLINE Vector KIND(nearest)(Vector x)
 {
     const Vector low = (Vector){0} - 8.0f, high = (Vector){0} + 7.0f;

@@ -192,7 +192,7 @@ static int run_unit(const Unit *unit, const Buffers *b, int64_t before, int64_t 
 
 /* ---- blocks ---- */
 
-/* Upsample b->x: [count, into] in, [the returned number of rows, out] out; 0 without memory. Moves
+/* Upsample b->x: [count, into] in, [the returned number of rows, out] out; 0 if allocation fails. Moves
  * *state past this part's. */
 static int64_t upsample(const Block *block, const Buffers *b, int64_t count, int first,
                         float **state)
@@ -239,7 +239,7 @@ static int run_inputs(const Wave *wave, const Buffers *b, const float *x, int64_
     return 1;
 }
 
-/* Allocate buffers for up to so many inputs as one block, at b->x. Returns 0 without memory. */
+/* Allocate buffers for up to `inputs` inputs as one block, at b->x. Returns 0 if allocation fails. */
 static int allocate(Buffers *b, const Wave *wave, int64_t inputs)
 {
     int64_t x = 0, joined = 0, rows = inputs, width = wave->block[0].out;

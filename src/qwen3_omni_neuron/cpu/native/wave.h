@@ -9,15 +9,15 @@
 /* Floats of a stream's state. */
 int64_t wave_state_size(const Wave *wave);
 
-/* Number of samples that so many inputs become: of a stream's first inputs fewer, by each block's
+/* Number of samples of `inputs` inputs: fewer for a stream's first inputs, by each block's
  * look-ahead. inputs: what the first block's units take. */
 int64_t wave_samples(const Wave *wave, int64_t inputs, int first);
 
-/* Multiplications of the samples of so many inputs, about. */
+/* Multiplications of the samples of `inputs` inputs, about. */
 int64_t wave_cost(const Wave *wave, int64_t inputs);
 
 /* Compute the samples of one stream. x [inputs, channels]; before: inputs of the stream before these.
- * state: changed in place; zeros at a stream's start. Returns 0 without memory. */
+ * state: changed in place; zeros at a stream's start. Returns 0 if allocation fails. */
 int run_wave(Team *team, const Wave *wave, const float *x, int64_t before, int64_t inputs,
              float *state, float *samples);
 
