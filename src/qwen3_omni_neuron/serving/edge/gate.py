@@ -38,8 +38,8 @@ _WANTED_METHOD, _WANTED_HEADERS = (
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
-# Rounds of the event loop before an endpoint runs: it learns that a client has left, of which the
-# socket's backlog may have thousands.
+# Rounds of the event loop before an endpoint runs: in them the loop learns which clients have left.
+# The socket's backlog may have thousands of their requests.
 _ROUNDS = 3
 # Reading at memory's speed would block the event loop. While others have requests, each part of an
 # owner's large body, at most 256 KB, is followed by a rest, for all of its bodies together.

@@ -259,7 +259,7 @@ class SileroVad:
 def probability(turn: Samples) -> float:
     """Return the probability that a turn is complete. Takes about 0.1 s of one core.
 
-    turn: float32 [samples] at RATE, of which the last HEARD_SAMPLES count.
+    turn: float32 [samples] at RATE; the last HEARD_SAMPLES count.
     Source: the class of pipecat-ai that runs the same file.
     """
     heard = turn[-HEARD_SAMPLES:]
