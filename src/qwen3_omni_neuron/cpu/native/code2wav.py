@@ -286,5 +286,6 @@ def _by_point(weight: Tensor) -> Tensor:
     shares[0, 0] = shares[-1, -1] = 1
     for i, point in enumerate(POINTS, 1):
         distances = [point - other for other in (0.0, *POINTS) if other != point]
-        shares[i] = torch.tensor([point**k / prod(distances) for k in range(TAPS)])
+        row = [point**k / prod(distances) for k in range(TAPS)]
+        shares[i] = torch.tensor(row, dtype=torch.float32)  # whatever torch has as its default
     return (weight.double() @ shares.T).movedim(-1, 0)
