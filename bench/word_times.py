@@ -126,11 +126,11 @@ def errors(estimate: Map, speech: Sequence[Words]) -> list[float]:
 
 
 def by_bytes(speech: Words) -> list[float]:
-    return _spread(speech.words, [(0.0, speech.audio_s)])
+    return spread(speech.words, [(0.0, speech.audio_s)])
 
 
 def without_pauses(speech: Words) -> list[float]:
-    return _spread(speech.words, speech.sounding_s)
+    return spread(speech.words, speech.sounding_s)
 
 
 def entered(speech: Words) -> list[float]:
@@ -146,7 +146,7 @@ def nearest_pause(speech: Words) -> list[float]:
     return found
 
 
-def _spread(words: Sequence[str], spans_s: Sequence[tuple[float, float]]) -> list[float]:
+def spread(words: Sequence[str], spans_s: Sequence[tuple[float, float]]) -> list[float]:
     """Spread words over spans of time, in proportion to their bytes with the spaces between."""
     total = len(" ".join(words).encode())
     pace = sum(end_s - start_s for start_s, end_s in spans_s) / total

@@ -20,6 +20,7 @@ from bench import (
     thinker_ttft,
     ttfb_rtf,
     vs_transformers,
+    word_aligner,
     word_times,
 )
 from bench import threads as bench_threads
@@ -306,6 +307,14 @@ def test_transformers_is_compared(checkpoint, little, dtype) -> None:
     ours = sorted(row["ttfb_s"] for row in rows[:3])[1]
     assert found["ttfb_ratio"] == pytest.approx(rows[3]["total_s"] / ours)
     assert found["rtf_ratio"] == pytest.approx(rows[3]["rtf"] / found["ours"]["rtf"])
+
+
+def test_attention_is_compared_with_the_true_times(tmp_path) -> None:
+    rows = run(word_aligner, ["--clips", "32"], tmp_path).rows
+    assert len(rows) == 2 * 2 * 3
+    for row in rows:
+        assert 0 <= row["p50_s"] <= row["p90_s"]
+        assert row["map"] != "attention" or row["p50_s"] < 0.15
 
 
 def test_maps_are_compared_with_the_true_times(tmp_path) -> None:
