@@ -150,7 +150,7 @@ def test_input_of_one_response_counts_while_it_is_made(server) -> None:
 
 
 def say_and_commit(caller: Caller) -> None:
-    caller.say(np.full(16000, 0.1, np.float32), 16000)
+    caller.say(np.tile(np.array([0.1, -0.1], np.float32), 8000), 16000)
     caller.send("input_audio_buffer.commit")
 
 

@@ -258,7 +258,7 @@ def test_what_cannot_be_seen_is_refused() -> None:
         (JPEG[: len(JPEG) // 2], "broken or cut short"),
         (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which holds no pixels"),
         (np.zeros(0), "holds no pixels"),
-        (Image.new("RGB", (0, 5)), "nothing to see"),
+        (Image.new("RGB", (0, 5)), "it is empty"),
         (np.zeros(5), r"shape \[5\]; give"),
         (np.zeros((5, 5, 2)), r"shape \[5, 5, 2\]"),
         (np.zeros((2, 5, 5, 3)), r"shape \[2, 5, 5, 3\]"),
@@ -355,7 +355,7 @@ def test_what_pillow_says_of_a_damaged_file_is_passed_on() -> None:
     assert warnings_of(data) == []
     assert warnings_of(broken) == [
         f"here: {len(data)} bytes is damaged: Tag data larger than file. Skipping tag 270. It is "
-        "used so."
+        "used anyway."
     ]
     assert np.array_equal(load(broken), colours())
     assert warnings.showwarning is shown

@@ -164,7 +164,7 @@ def test_features_made_otherwise_are_refused(extractor) -> None:
     for name, value, said in (
         ("dither", 0.1, "dither 0.1; only 0.0 is supported"),
         ("padding_value", 1.0, "padding_value 1.0"),
-        ("padding_side", "left", "padding_side 'left'; 'right' alone"),
+        ("padding_side", "left", "padding_side 'left'; only 'right'"),
         ("n_fft", 401, "n_fft 401 and hop_length 160"),
         ("hop_length", 200, "n_fft 400 and hop_length 200"),
     ):
