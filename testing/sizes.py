@@ -33,7 +33,7 @@ class Size:
 
 UNITS = ("files", "lines", "words")
 CEILING = {
-    "src": Size(files=255, lines=44_500, words=62_500),
+    "src": Size(files=252, lines=44_450, words=58_500),
     "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
 }
 DOCUMENT_WORDS = 46_000

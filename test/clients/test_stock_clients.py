@@ -138,4 +138,5 @@ def test_a_spoken_dialogue(client, program, certificate, server, clips) -> None:
     assert (first, last) == ("red", "eight")
     assert cut
     assert made["interrupted"] == [1]
-    assert all(seconds > 0.2 for seconds in made["seconds"])
+    heard_first, _, heard_last = made["seconds"]  # of the one between, until it was interrupted
+    assert min(heard_first, heard_last) > 0.2
