@@ -280,7 +280,7 @@ class Session:
 
         speak: False for text alone. turns: turns to answer instead of the history and the user's
         turn, which then stays open. system: system message of this reply. keep: add the reply to
-        the history. options: of this request, which override the session's.
+        the history. options: this request's, which override the session's.
         Closing the stream early is a barge-in: the audio that the caller got counts as heard,
         unless `heard` says less. After an error, or if nothing was heard, the turn can be
         answered again.

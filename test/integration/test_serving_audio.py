@@ -57,7 +57,8 @@ def test_speech_in_every_format_is_what_say_says(client, said, sound_format) -> 
         assert rate == 24000
         return same_sound(samples, said.audio)
     samples = load_waveform({"audio": answer.content}, 24000, "answer")
-    assert len(samples) == pytest.approx(len(said.audio), abs=3100)
+    padding = {"opus": 0, "aac": 3 * 1024}.get(sound_format, 2 * 1152)  # frames, at both ends
+    assert 0 <= len(samples) - len(said.audio) <= padding
     return None
 
 

@@ -23,14 +23,14 @@ _SPEECH = ("talker_config", "code2wav_config")
 
 
 def released_config(hub_id: str = INSTRUCT) -> OmniConfig:
-    """Return the settings of a released checkpoint. hub_id: of SPEAKS."""
+    """Return the settings of a released checkpoint. hub_id: a key of SPEAKS."""
     return parse_config(released_config_dict(hub_id))
 
 
 def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
     """Return a released checkpoint's config.json, as transformers 4.x spells it.
 
-    hub_id: of SPEAKS.
+    hub_id: a key of SPEAKS.
     """
     file = resources.files("qwen3_omni_neuron.checkpoint") / "released.json"
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -92,7 +92,7 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    records: of all models that fit the plan, in its order. compiled: those of this run. missing:
+    records: of all models that fit the plan, in its order. compiled: this run's. missing:
     other models, with the reason; if empty, the tree has its manifest.
     """
 

@@ -67,7 +67,7 @@ class Timings(ShortRepr):
     queued_s: to the slot. ttft_s: to the first text token. ttfb_s: to the first audio sample; None
     without speech. total_s: to the last event. audio_s: duration of the audio. rtf: time of the
     last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and those with rows from
-    the cache. text_tokens: of the text. frames: of speech. prompt_audio_tokens,
+    the cache. text_tokens: of the text. frames: number of speech frames. prompt_audio_tokens,
     prompt_image_tokens: of audio, and of images and videos. speech_s: time of calls since the first
     token, by stage. slow_stage: the slowest stage, if its calls took longer than the audio.
     """

@@ -55,7 +55,7 @@ class Closer:
     ) -> None:
         """Take tokens out of a mask after which the reply could not be whole at its limit.
 
-        matcher: of llguidance, after `tokens`. left: number of tokens up to the limit. ends: bits
+        matcher: llguidance's, after `tokens`. left: number of tokens up to the limit. ends: bits
         of the tokens that end the reply.
         """
         if not 0 < left <= NEAR_TOKENS or self._failed >= ATTEMPTS:

@@ -97,7 +97,7 @@ class DecodingPool(Pool):
 def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels: int) -> Measured:
     """Return a result's actual sizes. Raises ChildError if it can't be the job's.
 
-    shape: of its pixels. pixels: of the image in the file.
+    shape: its pixels' shape. pixels: number in the file's image.
     """
     frames, size = shape[0], math.prod(shape)
     wrong = {

@@ -92,7 +92,7 @@ class MoeFeedForward(nn.Module):
         return self.round_inputs[name](x) if name in self.round_inputs else x
 
     def matrices(self, name: str) -> Tensor:
-        """Return all experts' matrices, [experts, in, out]. name: of EXPERT_MATRICES."""
+        """Return all experts' matrices, [experts, in, out]. name: one of EXPERT_MATRICES."""
         matrices: Tensor = getattr(self, name)
         return matrices.transpose(1, 2)
 

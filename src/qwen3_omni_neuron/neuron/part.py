@@ -35,7 +35,7 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to compile or load.
 
-    graphs: of one core; those with a state share it, or its first tensors. dtype: of the weights,
+    graphs: one core's; those with a state share it, or its first tensors. dtype: of the weights,
     except int8 experts and scales. make: creates a plain module on the meta device. weights: each
     parameter's stored tensors; int8 parameters also give their scales.
     """

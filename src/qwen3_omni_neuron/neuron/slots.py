@@ -172,7 +172,7 @@ class GraphSlots(SlotLengths):
 
 
 class GraphThinkerSlots(GraphSlots):
-    """The thinker's slots over its part. embedding: of tokens [vocab, hidden], on the host."""
+    """The thinker's slots over its part. embedding: [vocab, hidden], on the host."""
 
     def __init__(self, part: LoadedPart, embedding: Tensor):
         super().__init__(part, "thinker")

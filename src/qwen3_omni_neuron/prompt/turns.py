@@ -37,7 +37,7 @@ class Turn(Kept):
     """Message of a session's history; see `Session.read`.
 
     given, checked: content, a string or a list of items; `given` has a growing clip itself.
-    calls: of tools. said: True for a reply, whose special tokens' names are words.
+    calls: tool calls. said: True for a reply, whose special tokens' names are words.
     """
 
     role: str
@@ -92,7 +92,7 @@ class Reply(Kept):
     """Reply in a session's history: the text and the seconds of audio that the caller got.
 
     bytes_per_s: pace of earlier replies. ended: no event follows. complete: the caller got the last
-    event. heard_s: None if unknown. spoken_bytes: of the text if the talker ended the speech by
+    event. heard_s: None if unknown. spoken_bytes: the text's if the talker ended the speech by
     itself, else 0. rewritten: see `rewrite`. sent_s: seconds of sound sent to the client, at
     `speed` times the reply's own.
     """

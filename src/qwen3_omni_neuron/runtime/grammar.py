@@ -44,7 +44,7 @@ MOST_NESTED = 10
 MOST_ENUM_VALUES = 1000
 MOST_NAME_CHARACTERS = 120_000
 _REFUSED = ("allOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
-_TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: of the same object
+_TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: the same object's
 # With these, an object may have keys beyond its properties.
 _FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
 _FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}

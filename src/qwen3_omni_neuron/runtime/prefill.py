@@ -97,7 +97,7 @@ class PrefixCache:
 class PromptTask(Task):
     """A request in a stage that computes its prompt.
 
-    rows: of the prompt that may be cached. keys: None without a prefix cache. most: maximum of rows
+    rows: the prompt's that may be cached. keys: None without a prefix cache. most: maximum of rows
     from the cache. finite: whether all computed rows are known to be finite; None before the first.
     """
 

@@ -41,7 +41,7 @@ class Request:
 
     options: with a seed. arrived_s: by the clock. keys: of the prompt's rows in the prefix cache.
     ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: the
-    text begins with reasoning. pace: of the caller's earlier replies.
+    text begins with reasoning. pace: the caller's earlier one.
     """
 
     prompt: Prompt

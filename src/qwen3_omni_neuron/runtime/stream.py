@@ -205,7 +205,7 @@ class SpeechStream(
             self.close()
 
     def _there(self, chunk: bool = False) -> bool:
-        """Return whether an item (chunk: of audio) or the end is there. The lock is held."""
+        """Return whether an item (chunk: audio alone) or the end is there. The lock is held."""
         output = self._live.output
         return self._live.ended or (output.has_chunk if chunk else output.has_item)
 

@@ -37,9 +37,9 @@ _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: of its sound in the audio. token_ids: without the end token. finish_reason:
+    start_s, end_s: its sound in the audio. token_ids: without the end token. finish_reason:
     "stop" (the model ended the text), or "length" (max_new_tokens or the context did). logprobs:
-    see SpeechResult. timings: of the window's request.
+    see SpeechResult. timings: the window request's.
     """
 
     start_s: float
@@ -178,7 +178,7 @@ def stream_transcript(
     """Transcribe one audio greedily: each TextDelta as it is written, a Segment after each window.
 
     audio: an audio item of a message, such as {"audio": a path or bytes}. timed: windows of at most
-    TIMED_S. options: of a request. Others: see `transcribe`. The deltas' texts, joined, are the
+    TIMED_S. options: a request's. Others: see `transcribe`. The deltas' texts, joined, are the
     whole text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
     """
     joined = JoinedText()

@@ -49,7 +49,7 @@ def start_child(
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
     descriptors: open files that the child inherits, with the same numbers. output: receives stdout
-    and stderr. env: default: this process's. options: of Popen. Raises OSError.
+    and stderr. env: default: this process's. options: Popen's. Raises OSError.
     """
     code = (
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "

@@ -44,9 +44,9 @@ class EngineGroup:
     ) -> None:
         """Start the processes, which build their engines in parallel.
 
-        names: of engines, for messages. factories: return the engines; pickled, so each must be a
+        names: the engines', for messages. factories: return the engines; pickled, so each must be a
         module's function, or a functools.partial of one, not from the main script. environments:
-        variables to add. threads: of torch in a process.
+        variables to add. threads: torch's, in a process.
         Raises OSError if one can't be started, and errors of pickling a factory.
         """
         self._calling = threading.Lock()  # held from a request to the last answer

@@ -119,7 +119,7 @@ def _prefill_sizes(plan: CompilePlan, windows: Sequence[int]) -> Iterator[tuple[
 
 
 def graph_records(config: OmniConfig, plan: CompilePlan, model: str) -> tuple[GraphRecord, ...]:
-    """Return records of one model's graphs. model: of compilation.plan.MODELS."""
+    """Return records of one model's graphs. model: one of compilation.plan.MODELS."""
     return tuple(
         GraphRecord(
             graph.name,

@@ -73,7 +73,7 @@ def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: Co
 def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tuple[int, ...]:
     """Choose window and rows of the graph for the next `rows` of a prompt after `start`.
 
-    sizes: of all graphs, ascending.
+    sizes: all graphs', ascending.
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]

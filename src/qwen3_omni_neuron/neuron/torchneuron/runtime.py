@@ -40,7 +40,7 @@ class Membership:
     store: Path
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
-        """Return the rank's variables, with torchrun's. visible_cores: of all, e.g. "8-15"."""
+        """Return the rank's variables, with torchrun's. visible_cores: all ranks', e.g. "8-15"."""
         variables = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),

@@ -87,8 +87,8 @@ def waveform_blocks(
 class ArrivingAudio:
     """One clip's pieces as they arrive: checked, mixed to mono and resampled.
 
-    The samples equal those of `load_waveform` to the bit. sampling_rate: of the pieces, in Hz.
-    rate: of the result. where: name of the clip in errors. limit_s: longest clip.
+    The samples equal those of `load_waveform` to the bit. sampling_rate: the pieces', in Hz.
+    rate: the result's. where: name of the clip in errors. limit_s: longest clip.
     """
 
     def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):

@@ -157,8 +157,8 @@ def chosen_stream(streams: Sequence[_Stream], place: str, warn: Warn) -> _Stream
 class Packets:
     """Packets of a stream, and the losses that all the file's packets show.
 
-    failed: packets that could not be read or decoded. restarts: of the timestamps. missing:
-    sentences about the first gaps in the sound's timestamps.
+    failed: packets that could not be read or decoded. restarts: how often timestamps restart.
+    missing: sentences about the first gaps in the sound's timestamps.
     """
 
     def __init__(self, container: "InputContainer", stream: "Stream"):
@@ -378,7 +378,7 @@ def _read(source: Source, at: int, count: int) -> bytes:
 class OpenedSound:
     """Sound of a file, not yet decoded.
 
-    rate: of its first samples in Hz. seconds: length by the header, None if unknown. sections:
+    rate: first samples' rate in Hz. seconds: length by the header, None if unknown. sections:
     samples, iterated once.
     """
 
@@ -399,8 +399,9 @@ def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
     import soundfile
 
     with open_media(source, where, AudioError) as file:
+        faults, chained = _read_pages(file) if file.read(4) == b"OggS" else ([], False)
         # libsndfile would lose data after damage or a first stream.
-        if file.read(4) == b"OggS" and find_spec("av") and any(_read_pages(file)):
+        if find_spec("av") and (faults or chained):
             return None
         file.seek(0)
         try:
@@ -411,10 +412,12 @@ def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
             return None
     if frames in (0, _UNKNOWN_FRAMES) or subtype.startswith("MPEG"):
         return None
-    return OpenedSound(rate, frames / rate, _soundfile_sections(source, where, warn))
+    return OpenedSound(rate, frames / rate, _soundfile_sections(source, where, warn, faults))
 
 
-def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Section]:
+def _soundfile_sections(
+    source: Source, where: str, warn: Warn, faults: list[str]
+) -> Iterator[Section]:
     import soundfile
 
     count, said = 0, list[str]()
@@ -436,8 +439,7 @@ def _soundfile_sections(source: Source, where: str, warn: Warn) -> Iterator[Sect
         if said and not count:
             raise AudioError(f"{where}: {name_of(source)} is broken: {said[0]}. Export it again.")
         left = file.seek(0, 2) - end if form in ("FLAC", "OGG") else _left_of_chunk(file)
-        if form == "OGG":
-            said += _read_pages(file)[0]
+    said += faults
     _warn(where, warn, _losses(said, promised, count / rate, left), count / rate)
 
 

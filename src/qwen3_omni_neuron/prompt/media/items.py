@@ -90,7 +90,7 @@ def _size(picture: NDArray[np.uint8]) -> Item:
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    most_tokens: of one item; larger ones are refused before they are decoded or resized.
+    most_tokens: limit per item; larger ones are refused before they are decoded or resized.
     """
 
     def __init__(

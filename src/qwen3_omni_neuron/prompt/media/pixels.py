@@ -71,7 +71,7 @@ class VisualSize:
     """Size of an image or video before it is decoded.
 
     height, width: in pixels. frames: None for an image. where: name of the item in errors.
-    most_tokens: of the context.
+    most_tokens: the context's.
     """
 
     where: str
@@ -92,7 +92,7 @@ class Sizes:
     """Sizes of patches and images in a checkpoint's preprocessor_config.json.
 
     patch_size: side in pixels. merge_size: patches along a token's side. temporal_patch_size:
-    frames in a patch. min_pixels, max_pixels: of a resized image.
+    frames in a patch. min_pixels, max_pixels: limits of a resized image.
     """
 
     patch_size: int

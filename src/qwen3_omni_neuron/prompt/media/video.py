@@ -49,7 +49,7 @@ def load_video(
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of images. Other fields: see docs/options.md.
-    audio_rate: of the result's audio in Hz; None: no audio. Others: see `read_video_file`.
+    audio_rate: the result's, in Hz; None: no audio. Others: see `read_video_file`.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames), qwen-omni-utils
     smart_nframes (nframes), qwen-vl-utils (video_start, video_end).

@@ -276,7 +276,7 @@ def read_video_file(
     Frame k of n is frame floor(k * total / n) of the file, as in the reference; at a variable rate
     the frame shown at k / n of the length. Frame k is shown at k / Video.fps seconds.
     limit_s: longest audio. check: called before decoding. fit: called with each upright frame, to
-    keep a smaller one. threads: of the decoder; 0: one per core. warn: called for a file that is
+    keep a smaller one. threads: the decoder's; 0: one per core. warn: called for a file that is
     not used whole. Raises VideoError, AudioError and PromptTooLongError.
     """
     read_format(source, where, "video")

@@ -113,7 +113,7 @@ class GrowingWindows:
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
         """Return the first window's stretches of sound, and the number of stretches used.
 
-        powers: of each stretch that the window may depend on. ends: no others follow.
+        powers: power of each stretch that the window may depend on. ends: no others follow.
         """
         loud = self._loud(powers)
         leaves_out = 0

@@ -20,7 +20,7 @@ class Context:
     """State of one request from its headers to its last byte.
 
     owner: name of its key or address. session: initial settings of a realtime session, from a
-    client secret. origin: of a page on another host, if it may read the answer. omni: the model,
+    client secret. origin: a page's on another host, if it may read the answer. omni: the model,
     for a POST, ready when the headers arrived. account: bytes reserved; absent for a path without
     an owner. place: among the requests that the model works on. body: empty once released. param:
     field with the model's input. warnings: sentences about files that are used in part or

@@ -53,7 +53,7 @@ class Keys:
         } or {"": secrets.token_bytes(32)}  # without keys secrets end with the server
 
     def owner(self, authorization: bytes | None, address: str) -> str:
-        """Return a name for a request's sender: of its key or, without keys, its address.
+        """Return a name for a request's sender: the key's or, without keys, the address.
 
         authorization: the header; keys beyond ASCII are UTF-8. Takes constant time. Raises ApiError
         401.

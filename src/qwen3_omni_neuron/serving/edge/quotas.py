@@ -15,7 +15,7 @@ class Quota:
     """Amounts of a resource in use by owner. A lock guards all fields.
 
     what: plural name of the resource. most: total amount, or a function of it. share: largest
-    fraction per owner. code, status: of refusals; status: if the total is used up.
+    fraction per owner. code, status: a refusal's; status: if the total is used up.
     """
 
     def __init__(

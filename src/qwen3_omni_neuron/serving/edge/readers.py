@@ -122,7 +122,7 @@ class Readers:
             return full and any(not self._taken[other] for other in self._waiting)
 
     def _wait(self, owner: str, first: bool = False) -> "Future[None]":
-        """Return a future that is done when it is the owner's turn. first: of its own ones."""
+        """Return a future, done at the owner's turn. first: before its other ones."""
         turn = Future[None]()
         with self._lock:
             waiting = self._waiting.setdefault(owner, deque())

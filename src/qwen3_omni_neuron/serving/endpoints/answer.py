@@ -290,7 +290,7 @@ class Question:
     ):
         """Check a request, and begin to read its media. Raises ApiError.
 
-        names: of its messages for errors; None: messages[0] and so on.
+        names: its messages' in errors; None: messages[0] and so on.
         """
         self.wanted, self.service, self.context, self._reply = wanted, service, context, reply
         self._compiling: Future[Any] | None = None  # the grammar, in another process
@@ -364,7 +364,7 @@ def _texts(message: Json) -> Json:
 class Reply(Answer):
     """Answer to a conversation.
 
-    _texts, _reasons, _calls: parts so far. _logprobs: of the tokens of _texts, if requested.
+    _texts, _reasons, _calls: parts so far. _logprobs: those of _texts' tokens, if requested.
     """
 
     def __init__(self, question: Question, stream: SpeechStream):

@@ -198,7 +198,7 @@ class Transcription:
         service: Service,
         context: Context,
     ):
-        """options: of each window's request. seconds: duration of the sound."""
+        """options: each window request's. seconds: duration of the sound."""
         self._wanted, self._options = wanted, options
         self._windows, self._seconds = windows, round(seconds, 3)
         self._service, self._context = service, context

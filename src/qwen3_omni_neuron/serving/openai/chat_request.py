@@ -514,7 +514,7 @@ def conversation(
 ) -> list[Json]:
     """Return the messages for the model, and read their media. Raises ApiError.
 
-    names: of the messages for errors; None: messages[0] and so on.
+    names: the messages' in errors; None: messages[0] and so on.
     """
     names = [f"messages[{i}]" for i in range(len(wanted.messages))] if names is None else names
     read = list[Json]()

@@ -285,7 +285,7 @@ def chat_request_of(
 ) -> tuple[chat.ChatRequest, list[str]]:
     """Return a chat request, and the names of its messages for errors. Raises ApiError.
 
-    items: of the whole conversation by name, without references.
+    items: the whole conversation's by name, without references.
     """
     messages, names = list[chat.Message](), list[str]()
     if asked.instructions:

@@ -284,7 +284,7 @@ class Connection:
             raise ClientGoneError from error
 
     async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
-        """Send an error event. event_id: of the client's event that caused it."""
+        """Send an error event. event_id: the client event that caused it."""
         await self.send("error", error={**error.body["error"], "event_id": event_id})
 
     async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:

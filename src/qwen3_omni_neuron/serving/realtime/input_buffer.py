@@ -36,7 +36,7 @@ _LEAST_PIECE = 24  # samples: shorter pieces take as much memory
 class InputBuffer:
     """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
 
-    item_id: of the user's current turn. keeps: false if turns are only transcribed, not added to
+    item_id: the user's current turn. keeps: false if turns are only transcribed, not added to
     the conversation. Methods that are not async are for the session's thread.
     """
 

@@ -50,7 +50,7 @@ def new_item(kind: str, item_id: str | None = None, **fields: Any) -> Json:
 
 
 def item_of(turn: Turn | Reply, codec: Codec | None = None) -> Json:
-    """Return a turn as clients see it. codec: of the user's sound; None: omit it."""
+    """Return a turn as clients see it. codec: format of the user's sound; None: omit it."""
     item = dict(turn.shown)
     if isinstance(turn, Reply):
         begun = item["status"] == "in_progress"
