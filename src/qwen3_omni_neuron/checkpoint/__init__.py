@@ -1,7 +1,7 @@
-"""A checkpoint on disk, read into the dataclasses and modules of model/.
+"""Checkpoints on disk, read into the dataclasses and modules of model/.
 
-files finds and reads its tensors, quantised and numbers know published forms, names maps released
-names to parameters, which parameters and modules fill.
+files finds and reads tensors; quantised and numbers know published forms; names maps released names
+to parameters; parameters and modules fill them.
 """
 
 from pathlib import Path

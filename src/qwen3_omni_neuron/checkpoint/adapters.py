@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's folders: checked against a checkpoint, and merged into its weights.
+"""LoRA adapters in PEFT's folders, checked against a checkpoint and merged into its weights.
 
 For a layer's matrix W [out, into] a folder has A [r, into] and B [out, r]. In float32 the merged
 matrix is:
@@ -9,7 +9,7 @@ matrix is:
               every E-th column. gate_up_proj has up_proj's rows after gate_proj's
     table     W + (B A)^T scale for an embedding W [tokens, width]: A [r, tokens], B [width, r]
 
-For lm_head and embed_tokens PEFT also writes W itself, which replaces the checkpoint's. Its other
+PEFT also writes W itself for lm_head and embed_tokens, which replaces the checkpoint's. Other
 methods (DoRA, modules_to_save ...) are refused by name.
 Source: PEFT 0.21, scaling and merge of its LoRA layers.
 """
@@ -37,8 +37,8 @@ _INNER = ".base_layer."
 _FACTOR = re.compile(r"(.+)\.lora_((?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
 _BASE = re.compile(r"(.+)\.base_layer\.weight")
 _TABLES = (".embed_tokens", ".codec_embedding")
-# Parts that released names lack: PEFT's wrapper, also after "thinker.", and the attribute by which
-# transformers 5 holds the thinker's decoder and encoders.
+# Parts that released names lack: PEFT's wrapper, also after "thinker.", and transformers 5's
+# attribute for the thinker's decoder and encoders.
 _PEFT = re.compile(r"^(thinker\.)?base_model\.model\.")
 _PREFIXES = (
     (_PEFT, r"\1"),
@@ -70,7 +70,7 @@ class AdapterPath:
 
     @staticmethod
     def of(given: "str | Path | tuple[str | Path, float]") -> "AdapterPath":
-        """Return an adapter from a folder, or a pair of folder and weight."""
+        """Return the adapter of a folder, or of a folder and weight."""
         folder, weight = given if isinstance(given, tuple | list) else (given, 1.0)
         return AdapterPath(Path(folder), float(weight))
 
@@ -81,10 +81,10 @@ class AdapterPath:
 
 @dataclass(frozen=True)
 class _Change:
-    """Change of one weight: names of A and B, factor of B A, and the parts of a stack.
+    """Change of one weight: names of A and B, factor of B A, and a stack's parts.
 
-    base: name of the adapter's own copy of the weight, None to change the checkpoint's. table:
-    whether the weight is an embedding table.
+    base: name of the adapter's own copy of the weight; None: change the checkpoint's. table: the
+    weight is an embedding table.
     """
 
     a: str
@@ -103,9 +103,9 @@ class _Change:
 
 
 class Adapter:
-    """An adapter, checked against the shapes of a checkpoint's tensors by released name.
+    """Adapter, checked against the shapes of a checkpoint's tensors by released name.
 
-    given: folder and weight. changes: by released name of the weight. Raises CheckpointError for an
+    given: folder and weight. changes: by the weight's released name. Raises CheckpointError for an
     unreadable folder, an unsupported setting, and a tensor that does not fit.
     """
 
@@ -120,7 +120,7 @@ class Adapter:
         grouped: dict[tuple[str, bool], dict[str, str]] = {}
         for name in self._tensors:
             weight, factor = self._weight_of(name)
-            # A layer's two stacks of experts have one name, one inside the other's wrapper.
+            # A layer's two stacks have one name, one inside the other's wrapper.
             inner = weight not in shapes and _INNER in name
             grouped.setdefault((weight, inner), {})[factor] = name
         self.changes: dict[str, _Change] = {}
@@ -136,7 +136,7 @@ class Adapter:
     def _weight_of(self, name: str) -> tuple[str, str]:
         """Return the released name of a tensor's weight, and "A", "B" or "base".
 
-        A stack's name ends in .mlp.experts, which does not tell the two stacks apart.
+        Both stacks' names end in .mlp.experts.
         """
         unread = self._error(
             f"has {name}, which is not a LoRA factor A or B of a supported layer. {_MERGE}"
@@ -203,7 +203,7 @@ class Adapter:
         return changes
 
     def _check_targets(self) -> None:
-        """Refuse a file that lacks a layer of target_modules, but has others of its block."""
+        """Refuse a file that lacks a layer of target_modules but has others of its block."""
         targets = self._config.get("target_modules") or ""
         if isinstance(targets, str) or self._config.get("exclude_modules"):
             return
@@ -228,9 +228,9 @@ class Adapter:
     def _rank_and_scale(self, name: str, parameter: str = "") -> tuple[int, float]:
         """Return the rank of a tensor A, and the factor of its B A.
 
-        parameter: the parameter's name after the layer's, with a dot, if patterns include it.
+        parameter: a dot and the parameter's name, if patterns include it.
         """
-        # Patterns match names in the trained module: remove only PEFT's own parts.
+        # Patterns match the trained module's names: remove only PEFT's parts.
         layer = _PEFT.sub(r"\1", name).replace(_INNER, ".").rpartition(".lora_")[0] + parameter
         rank = self._number("rank_pattern", "r", layer)
         alpha = self._number("alpha_pattern", "lora_alpha", layer)

@@ -27,8 +27,8 @@ from qwen3_omni_neuron.model.config import (
 MODEL_TYPE = "qwen3_omni_moe"
 _AGAIN = "Use the config.json that belongs to the checkpoint."
 _DEFAULTS = json.loads((Path(__file__).parent / "defaults.json").read_bytes())
-"""Defaults of transformers' config classes, without n_window and n_window_infer of the audio
-encoder, which differ between 4.57 and 5 and which config.json must have."""
+"""Defaults of transformers' config classes, except the audio encoder's n_window and n_window_infer,
+which differ between 4.57 and 5: config.json must have them."""
 
 
 def read_config(folder: Path) -> OmniConfig:
@@ -80,7 +80,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Section:
-    """One object of config.json over transformers' defaults, with its name for errors."""
+    """Object of config.json over transformers' defaults, named for errors."""
 
     def __init__(self, raw: Mapping[str, Any], where: str, defaults: Mapping[str, Any]):
         self._raw, self.where, self._defaults = raw, where, defaults
@@ -89,7 +89,7 @@ class _Section:
         return self.first(name)
 
     def first(self, *names: str) -> Any:
-        """Return the first of these values that is set. Raises CheckpointError."""
+        """Return the first set value. Raises CheckpointError."""
         for values in (self._raw, self._defaults):
             for name in names:
                 if values.get(name) is not None:
@@ -109,7 +109,7 @@ class _Section:
         return _Section(value, f"{self.where}.{name}", self._defaults.get(name, {}))
 
     def require(self, name: str, allowed: Any) -> None:
-        """Raise CheckpointError if a value is set to anything but the implemented one."""
+        """Raise CheckpointError if a value is set to another than the implemented one."""
         if (value := self.get(name, allowed)) != allowed:
             raise CheckpointError(
                 f"{self.where} sets {name} to {value!r}; implemented: {allowed!r}."

@@ -1,7 +1,7 @@
-"""Random weights without a file: each is drawn from its name and a seed when it is read.
+"""Random weights without files: each is drawn from its name and a seed when read.
 
-A checkpoint of the released size has 70 GB; DRAWN_FILE instead of shards takes some megabytes, and
-reads as the same checkpoint, bit for bit.
+DRAWN_FILE takes some megabytes instead of 70 GB of shards at the released size, and reads as the
+same checkpoint, bit for bit.
 """
 
 import json
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 DRAWN_FILE = "drawn.json"
 """{"dtype", "seed", "tensors": {name: [shape, mean, deviation, end_row]}}; see `draw`."""
 EOS_SCALE = 0.2
-"""Scale of a head's end-of-reply row: with 1, random replies last about a vocabulary of tokens."""
-BLOCK_VALUES = 2**24  # drawn at a time: a released vocabulary's table is 1.2 GB in float32
+"""Scale of a head's end-of-reply row: with 1, random replies last about as many tokens as the
+vocabulary has."""
+BLOCK_VALUES = 2**24  # drawn at a time: a released table takes 1.2 GB in float32
 
 
 def draw(

@@ -1,7 +1,7 @@
 """A checkpoint's files: found on disk or on the hub, read by tensor name, and fingerprinted.
 
-A quantised matrix is read as weights (checkpoint.quantised), or as its published numbers. Adapters
-are merged while weights are read (checkpoint.adapters).
+Quantised matrices are read as weights (checkpoint.quantised) or published numbers. Adapters are
+merged while weights are read (checkpoint.adapters).
 """
 
 import hashlib
@@ -50,11 +50,11 @@ _HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
 def resolve_checkpoint(model_path: str | Path) -> Path:
-    """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
+    """Return a checkpoint's folder from its path or hub id ("Qwen/Qwen3-Omni-...").
 
     A hub id is downloaded, or read from the local cache if the hub is unreachable. Raises
-    CheckpointError if neither is found, and, before weights are downloaded, for another model or
-    an unsupported quantisation.
+    CheckpointError if neither is found, and, before downloading weights, for another model or an
+    unsupported quantisation.
     """
     if (folder := local_folder(model_path)) is not None:
         return folder
@@ -82,7 +82,7 @@ def local_folder(model_path: str | Path) -> Path | None:
 
 
 def download(hub_id: str, patterns: Sequence[str]) -> Path:
-    """Download the matching files of a hub id, without subfolders, and return their folder.
+    """Download a hub id's matching files, without subfolders; return their folder.
 
     Raises CheckpointError.
     """
@@ -99,11 +99,11 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
 
 
 class Checkpoint:
-    """A checkpoint's tensors by released name: those of its shards, or drawn (checkpoint.drawn).
+    """A checkpoint's tensors by released name, from shards or drawn (checkpoint.drawn).
 
-    quantised: each quantised matrix's form by its name, except those that an adapter changes.
-    Shards are open only while they are read. Raises CheckpointError if a file is missing or
-    broken, a form is unsupported, or an adapter can't be merged.
+    quantised: forms of quantised matrices by name, except those that an adapter changes. Shards are
+    open only while read. Raises CheckpointError if a file is missing or broken, a form is
+    unsupported, or an adapter can't be merged.
     """
 
     def __init__(self, folder: Path, adapters: Sequence[AdapterPath] = ()):
@@ -130,12 +130,12 @@ class Checkpoint:
 
     @property
     def merged_names(self) -> set[str]:
-        """Released names of the weights that adapters change."""
+        """Released names of weights that adapters change."""
         return {name for adapter in self._adapters for name in adapter.changes}
 
     @property
     def merged(self) -> tuple[str, ...]:
-        """A text for each adapter: folder, weight, and number of changed weights."""
+        """Text for each adapter: folder, weight, and number of changed weights."""
         texts = []
         for adapter in self._adapters:
             rounded = len(self._forms.keys() & adapter.changes)
@@ -177,10 +177,9 @@ OPEN_BYTES = 64 << 20  # limit of the shards that a reader keeps open
 
 
 class ShardReader:
-    """Reader of tensors by name, which keeps one large shard open, or several small ones.
+    """Reader of tensors by name; keeps one large shard open, or several small ones.
 
-    Adapters are merged in order into each weight that they change. Mapped files count as this
-    process's memory.
+    Adapters are merged in order. Mapped files count as this process's memory.
     """
 
     def __init__(
@@ -267,7 +266,7 @@ class ShardReader:
             self._close_shards()
 
     def close(self) -> None:
-        """Close the open files; reading opens them again."""
+        """Close the files; reading reopens them."""
         self._open_adapters.clear()
         self._close_shards()
 
@@ -303,8 +302,8 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256 that identifies a checkpoint.
 
     It covers config.json, other quantisation settings, the index, and each shard's size, header,
-    and 64 bytes in the middle of every tensor: fine-tunes may differ in nothing else. Takes seconds
-    for the released checkpoint: 28,000 reads. Raises CheckpointError.
+    and 64 bytes in the middle of every tensor: fine-tunes may differ in nothing else. The released
+    checkpoint takes seconds: 28,000 reads. Raises CheckpointError.
     """
     digest = hashlib.sha256()
     try:
@@ -331,8 +330,8 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
 def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256 of all that a stored conversation depends on.
 
-    It covers `fingerprint`, the tokenizer, the chat template and the media settings. Raises
-    CheckpointError, and OSError.
+    It covers `fingerprint`, tokenizer, chat template and media settings. Raises CheckpointError,
+    OSError.
     """
     digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from qwen3_omni_neuron.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
-LENGTH_BYTES = 8  # size of the number before a header, which is its length
+LENGTH_BYTES = 8  # size of a header's length, which precedes it
 _INTEGERS = {"I32": 4, "I64": 8}
 
 
@@ -40,7 +40,7 @@ def header_bytes(file: BinaryIO) -> bytes:
 
 
 def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """Return type, shape, begin and end (from the header) of each tensor. Raises ValueError."""
+    """Return each tensor's type, shape, begin and end (after the header). Raises ValueError."""
     raw = json.loads(header)
     raw.pop("__metadata__", None)
     return {
@@ -50,9 +50,9 @@ def parse_header(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int, in
 
 
 def read_headers(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
-    """Read the headers of files of a folder. Returns their tensors by name.
+    """Read the headers of a folder's files. Returns their tensors by name.
 
-    Raises CheckpointError for a file that can't be read, or is longer or shorter than its tensors.
+    Raises CheckpointError for an unreadable file, or one whose length is not its tensors'.
     """
     found: dict[str, StoredTensor] = {}
     for path in (folder / name for name in sorted(files)):

@@ -37,8 +37,8 @@ STAGES = ("thinker", "talker", "vocoder")
 class Models:
     """Modules of model/ by name, None if not requested.
 
-    embedding: the thinker's tokens, from which the talker's text rows are projected.
-    codec_embedding: the talker's.
+    embedding: the thinker's, from which the talker's text rows are projected. codec_embedding: the
+    talker's.
     """
 
     thinker: ThinkerModel | None = None
@@ -70,8 +70,7 @@ def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) 
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
     """Create some stages' modules on the meta device.
 
-    Returns the modules, and their Parts by the names in Models; a missing talker or vocoder is
-    left out.
+    Returns the modules, and their Parts by names in Models, without a missing talker or vocoder.
     """
     models = Models()
     parts: dict[str, Part] = {}

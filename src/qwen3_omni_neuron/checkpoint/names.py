@@ -1,7 +1,7 @@
-"""Released parameter names, and the parameter of model/ that each one goes to.
+"""Released parameter names, mapped to the parameters of model/.
 
-A parameter is filled from pieces, each a stored tensor and the region that it fills. Gate and up,
-or q, k and v, are stored apart and computed as one matrix; experts as one stack.
+A parameter is filled from pieces: stored tensors and the regions that they fill. Gate and up, or q,
+k and v, are stored separately and computed as one matrix; experts as one stack.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ EMBEDDING = "thinker.model.embed_tokens.weight"
 CODEC_EMBEDDING = "talker.model.codec_embedding.weight"
 
 Region = tuple[slice | int, ...]
-"""Index of the part of a parameter that a stored tensor fills."""
+"""Index of a parameter's part that a stored tensor fills."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One stored tensor: released name, region that it fills, and conversion."""
+    """One stored tensor: released name, region, and conversion."""
 
     name: str
     region: Region = ()
@@ -247,12 +247,10 @@ def _flat_rows(kernel: Tensor) -> Tensor:
 
 
 def _exp(alpha: Tensor) -> Tensor:
-    """Return a snake's frequency [channels, 1], stored as its logarithm."""
     return alpha.float().exp()[:, None]
 
 
 def _inverse_exp(beta: Tensor) -> Tensor:
-    """Return a snake's inverse magnitude [channels, 1]; log(magnitude) is stored."""
     return (1 / (beta.float().exp() + 1e-9))[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Round matrices to int8, and read quantised ones (checkpoint.quantised): numbers, or weights."""
+"""Round matrices to int8; read quantised ones (checkpoint.quantised) as numbers or weights."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Read = Callable[[str], Tensor]
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise CheckpointError if a number is NaN or infinite."""
-    # The sum is finite only if all numbers are, and runs at memory speed: 40 GB/s.
+    # The sum is finite only if all numbers are; it runs at memory speed, 40 GB/s.
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return
     if wrong := int(tensor.isfinite().logical_not().sum()):
@@ -42,13 +42,13 @@ def read_weights(form: QuantisedForm, read: Read) -> Tensor:
 def read_numbers(form: QuantisedForm, read: Read) -> tuple[Tensor, Tensor]:
     """Read a GPTQ or pack-quantized matrix. Raises CheckpointError.
 
-    Returns its numbers, int8 [out, into], around 0, and its scales [out, groups].
+    Returns numbers, int8 [out, into], around 0, and scales [out, groups].
     """
     middle = 1 << (form.bits - 1)
     if form.label == "pack-quantized":
         numbers = _unpacked(read(f"{form.layer}.weight_packed"), form.bits).flatten(1)
         return (numbers - middle).to(torch.int8), read(f"{form.layer}.weight_scale")
-    # Stored zero points are less by 1.
+    # Stored zero points are 1 less.
     if (_unpacked(read(f"{form.layer}.qzeros"), form.bits) != middle - 1).any():
         raise _contradiction(f"{form.layer}.qzeros has zero points off the middle", "sym false")
     if "g_idx" in form.endings:
@@ -101,7 +101,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
 
-    Each row's largest weight becomes 127. A stack is rounded one matrix at a time.
+    Each row's largest weight becomes 127. Stacks are rounded one matrix at a time.
     """
     rounded = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device=matrix.device)

@@ -17,9 +17,9 @@ LISTED_NAMES = 12  # names that an error lists
 
 @dataclass(frozen=True)
 class Part:
-    """One module with its parameters' pieces.
+    """One module, and its parameters' pieces.
 
-    prefixes: all released names that begin with one of them must be used.
+    prefixes: all released names with one of them must be used.
     """
 
     module: nn.Module
@@ -30,8 +30,8 @@ class Part:
 def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """Fill the parameters of modules on the meta device.
 
-    Memory peaks at all parameters plus one parameter's stored tensors. Raises CheckpointError that
-    lists missing and unused names, or names the first tensor whose shape contradicts config.json.
+    Memory peaks at all parameters plus one parameter's stored tensors. Raises CheckpointError with
+    missing and unused names, or the first tensor whose shape contradicts config.json.
     """
     parts = list(parts)
     check_names(parts, checkpoint)
@@ -47,8 +47,8 @@ def converted(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a part's parameters by name, one at a time, in the order of its pieces.
 
-    dtype: of all parameters, or a function of a parameter's name and the dtype that holds its
-    stored tensors exactly. Raises CheckpointError.
+    dtype: of all parameters, or a function (name, dtype that stores its tensors exactly). Raises
+    CheckpointError.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
@@ -79,7 +79,8 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
     region = parameter[piece.region]
     if piece.convert is not None:
         stored = piece.convert(stored)
-    # A norm's weight [head_dim] is copied to every head [heads, head_dim]; else shapes are equal.
+    # A norm's weight [head_dim] is copied to every head [heads, head_dim]; others' shapes are
+    # equal.
     if region.shape[-stored.ndim :] != stored.shape:
         raise CheckpointError(
             f"{piece.name} has shape {list(stored.shape)}; config.json requires "
@@ -90,7 +91,7 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for missing names, or unexpected ones with the parts' prefixes."""
+    """Raise CheckpointError for missing names, and unexpected ones with the parts' prefixes."""
     stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
     owned = tuple(prefix for part in parts for prefix in part.prefixes)
@@ -100,7 +101,7 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
 def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
     """Raise CheckpointError that lists missing and unexpected names.
 
-    wanted: names that must all be stored. owned: stored names that must all be wanted.
+    wanted: must all be stored. owned: stored names that must all be wanted.
     """
     problems = []
     for problem, names in (

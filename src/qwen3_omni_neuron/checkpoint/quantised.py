@@ -1,7 +1,7 @@
-"""The published form of each quantised matrix of a checkpoint, determined by its files.
+"""The published form of each quantised matrix, determined by the checkpoint's files.
 
-Supported are the forms in which Qwen3-Omni was published (docs/options.md). A matrix has several
-tensors, named by its layer and an ending:
+Qwen3-Omni's published forms are supported (docs/options.md). A matrix's tensors are named by its
+layer and an ending:
 
     form              endings                                          value
     GPTQ (*)          qweight qzeros scales, perhaps g_idx             scale * (q - 8)
@@ -12,12 +12,12 @@ tensors, named by its layer and an ending:
     NVFP4, modelopt   weight weight_scale weight_scale_2, perhaps      scale * global * q,
                       pre_quant_scale of the inputs                    times that of its input
 
-(*) 4 bits, all zero points in the middle and the inputs of a group side by side: GPTQ's file
-version 1, and auto-round's packing "auto_round:auto_gptq".
+(*) 4 bits, all zero points in the middle, a group's inputs side by side: GPTQ's file version 1, and
+auto-round's packing "auto_round:auto_gptq".
 
-Each matrix's form follows from its own tensors: most files quantise only some matrices. Scales of
-activations and of a KV cache are ignored: neither is rounded here. Only headers and weight_shape
-are read here; checkpoint.numbers reads the values.
+A matrix's form follows from its own tensors: most files quantise only some matrices. Scales of
+activations and KV caches are ignored: neither is rounded. This module reads headers and
+weight_shape; checkpoint.numbers reads values.
 """
 
 import json
@@ -46,16 +46,16 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
     "gptq": {"checkpoint_format": "gptq", "sym": True, "desc_act": False, "bits": 4},
     "modelopt": {},
 }
-"""Supported methods, and the required values of their settings where set."""
+"""Supported methods, and required values of settings that are set."""
 
 
 @dataclass(frozen=True)
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: name without an ending. endings: of its tensors. label: for people. bits: of a number.
+    layer: name without an ending. endings: its tensors'. label: for people. bits: of a number.
     block: rows and inputs that share a scale. scale: safetensors' type of the scales. bytes: of all
-    its tensors.
+    tensors.
     """
 
     layer: str
@@ -78,8 +78,8 @@ class QuantisedForm:
 def read_settings(folder: Path) -> Settings | None:
     """Read a checkpoint's quantisation settings, None without.
 
-    They are in config.json, quantization_config.json or hf_quant_config.json. Raises
-    CheckpointError for an unsupported method or setting.
+    In config.json, quantization_config.json or hf_quant_config.json. Raises CheckpointError for an
+    unsupported method or setting.
     """
     found = find_settings(folder)
     if found is None:
@@ -102,7 +102,7 @@ def read_settings(folder: Path) -> Settings | None:
 
 
 def find_settings(folder: Path) -> tuple[str, Settings] | None:
-    """Return a checkpoint's file of quantisation settings, and these. Raises CheckpointError."""
+    """Return a checkpoint's quantisation settings and their file. Raises CheckpointError."""
     for name in ("config.json", "quantization_config.json", "hf_quant_config.json"):
         try:
             found = json.loads((folder / name).read_bytes())
@@ -120,16 +120,16 @@ def find_settings(folder: Path) -> tuple[str, Settings] | None:
 
 
 def scales_of_inputs(names: Iterable[str]) -> int:
-    """Count the matrices with a scale of their inputs."""
+    """Count the matrices with a scale for inputs."""
     return sum(name.rpartition(".")[2] in _OF_INPUTS for name in names)
 
 
 def quantised_forms(
     tensors: Mapping[str, StoredTensor], settings: Settings | None
 ) -> tuple[dict[str, QuantisedForm], set[str]]:
-    """Return the forms by the matrix's released name, which ends in ".weight".
+    """Return forms by the matrix's released name, which ends in ".weight".
 
-    And the names of all their tensors and activations' tensors. Raises CheckpointError for an
+    Also returns the names of all their and activations' tensors. Raises CheckpointError for an
     unsupported form, with its first matrix.
     """
     layers: dict[str, set[str]] = {}
@@ -229,7 +229,7 @@ def _pack_quantized(m: _Matrix, settings: Settings) -> QuantisedForm:
 def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
     """Return the group size that settings and shapes agree on.
 
-    The last group may be smaller: 96 inputs in groups of 64 are two groups.
+    The last group may be smaller: 96 inputs make two groups of 64.
     """
     named = sorted(set(_named_sizes(settings)))
     fitting = {min(size or into, into) for size in named if -(-into // (size or into)) == groups}
@@ -244,7 +244,7 @@ def _group_size(m: _Matrix, into: int, groups: int, settings: Settings) -> int:
 
 
 def _named_sizes(settings: Settings) -> Iterator[int]:
-    """Yield every group size of weights in the settings; 0 means all inputs."""
+    """Yield weights' group sizes in the settings; 0 means all inputs."""
     for name, value in settings.items():
         if name == "group_size":
             yield max(value or 0, 0)
@@ -296,8 +296,8 @@ _LAYOUTS = {
     "weight_scale": (_fp8, {"weight", "weight_scale"}, set()),
     "weight_scale_inv": (_fp8, {"weight", "weight_scale_inv"}, set()),
 }
-"""A form's reader, required and optional endings, by the first ending present."""
+"""Each form's reader, required and optional endings, by the first ending present."""
 _ENDINGS = {ending for _, must, may in _LAYOUTS.values() for ending in must | may} - {"weight"} | {
-    "weight_zero_point",  # of forms that are not read
+    "weight_zero_point",  # of unsupported forms
     "weight_g_idx",
 }

@@ -18,12 +18,12 @@ SPEAKS = {
     "Qwen/Qwen3-Omni-30B-A3B-Thinking": False,
     "Qwen/Qwen3-Omni-30B-A3B-Captioner": False,
 }
-"""The released checkpoints by hub id, and whether each has talker and code2wav."""
+"""Released checkpoints by hub id, and whether they have talker and code2wav."""
 _SPEECH = ("talker_config", "code2wav_config")
 
 
 def released_config(hub_id: str = INSTRUCT) -> OmniConfig:
-    """Return the settings of a released checkpoint. hub_id: a key of SPEAKS."""
+    """Return a released checkpoint's settings. hub_id: a key of SPEAKS."""
     return parse_config(released_config_dict(hub_id))
 
 
@@ -44,8 +44,7 @@ def released_config_dict(hub_id: str = INSTRUCT) -> dict[str, Any]:
 def open_config(model_path: str) -> Iterator[Path]:
     """Yield a folder with a checkpoint's config.json, perhaps with weights.
 
-    A released hub id needs no network; another one's JSON files are downloaded. Raises
-    CheckpointError.
+    A released hub id needs no network; others' JSON files are downloaded. Raises CheckpointError.
     """
     folder = local_folder(model_path)
     if folder is None and model_path not in SPEAKS:

@@ -1,6 +1,6 @@
 """Write safetensors files one tensor at a time, and map them into memory.
 
-The safetensors package's writer needs all tensors in memory; its reader reads a page of each.
+The safetensors package writes only from memory, and its reader reads a page of each tensor.
 """
 
 import json
@@ -26,11 +26,11 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
 }
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-# Mapped data is aligned as torch aligns its own tensors.
+# As torch aligns its own tensors.
 _ALIGNMENT = 64
 
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
-"""Shape and dtype of each tensor of a file by its name, in the file's order.
+"""Shape and dtype of a file's tensors by name, in the file's order.
 
 Supported: float32, bfloat16, float64, int32, int8 and uint8.
 """
@@ -38,7 +38,7 @@ _NOTHING: Layout = MappingProxyType({})
 
 
 def layout_bytes(layout: Layout) -> int:
-    """Return the size in bytes of a file's tensors, without its header."""
+    """Return the bytes of a file's tensors, without its header."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
@@ -62,10 +62,10 @@ def write_tensor_files(
     """Write several new files of one layout side by side. Raises OSError.
 
     parts: a tensor's name, in the layout's order, and its next data for each file: the whole
-    tensor, or the next slice along its first axis. instead: alternative shape and dtype of some
-    tensors; the header, written last, records the actual ones.
+    tensor, or the next slice along its first axis. instead: alternative shapes and dtypes of some
+    tensors; the header, written last, has the actual ones.
     """
-    # The longer entries may all be of one of the two, so that no mixture is longer.
+    # No mixture is longer: one of the two has all the longer entries.
     reserved = max(len(_header(layout)), len(_header({**layout, **instead})))
     came: dict[str, tuple[Sequence[int], torch.dtype]] = {}
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def write_tensor_files(
 
 
 def _header(layout: Layout, least_bytes: int = 0) -> bytes:
-    """Return a file's header, padded to a multiple of the alignment of at least `least_bytes`."""
+    """Return a file's header, padded to an aligned size of at least `least_bytes`."""
     entries: dict[str, object] = {}
     end = 0
     for name, (shape, dtype) in layout.items():
@@ -114,7 +114,7 @@ def _header(layout: Layout, least_bytes: int = 0) -> bytes:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Map a file into memory. Returns its tensors by name, without reading a page.
+    """Map a file. Returns its tensors by name, without reading a page.
 
     Raises OSError, SafetensorError for a broken file, and ValueError for an unknown type.
     """

@@ -1,4 +1,4 @@
-"""Degrees of tensor parallelism: the number of cores that share each part's weights."""
+"""Degrees of tensor parallelism."""
 
 import re
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +20,8 @@ _OF_MODEL = {
 class Degrees:
     """Number of cores that share each part's weights.
 
-    A part is on the first cores of its stage, so the first core takes part in every call. talker:
-    projections included. encoders: vision and audio.
+    A part is on the first cores of its stage: the first core takes part in every call. talker: with
+    projections. encoders: vision and audio.
     """
 
     thinker: int
@@ -63,7 +63,7 @@ class Degrees:
 
     @property
     def setting(self) -> int | str:
-        """The value for `parse`, as JSON; one number if all degrees are equal."""
+        """The JSON value for `parse`; one number for equal degrees."""
         return self.each[0] if len(self.each) == 1 else str(self)
 
     def of(self, model: str) -> int:

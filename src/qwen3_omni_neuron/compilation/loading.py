@@ -1,9 +1,8 @@
 """Load engines: choose the target, its plan, and the process of each stage.
 
-`TARGETS` is the table of targets: the machines that a model can be compiled for and run on. To add
-one, write its `compilation.target.Target` and add it; nothing else in the package knows a target by
-name. Modules that need torch are imported where engines are built: a compile plans and runs its
-workers without torch.
+To add a target, write its `compilation.target.Target` and add it to `TARGETS`; nothing else in the
+package knows a target by name. Modules that need torch are imported where engines are built: a
+compile plans and runs its workers without torch.
 """
 
 import os
@@ -57,7 +56,7 @@ TARGETS = Targets(
     }
 )
 DEFAULT_TARGET = "cpu"
-# Samples tokens on this host, for any target's logits.
+# Samples any target's tokens on this host.
 host_sampler = LazyFunction("qwen3_omni_neuron.cpu.native.installed", "host_sampler")
 
 
@@ -68,7 +67,7 @@ def find_target(name: str) -> Target:
 
 
 def resolve_model(model_path: str | Path, options: "LoadOptions") -> Path:
-    """Return a checkpoint's folder after checks of its compiled tree, before any download.
+    """Check the compiled tree, then resolve a checkpoint's folder, perhaps by download.
 
     Raises the errors of resolve_checkpoint and manifest_of.
     """
@@ -81,7 +80,7 @@ def resolve_model(model_path: str | Path, options: "LoadOptions") -> Path:
 def plan_of(
     folder: Path, config: OmniConfig, tree: Path | None, options: "LoadOptions"
 ) -> CompilePlan:
-    """Return the tree's plan, or a new one without a tree."""
+    """Return the tree's plan; without a tree, a new one."""
     given = {
         name: value
         for name, value in vars(options).items()
@@ -104,9 +103,9 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
     """Build a model's engines in the processes of its placement.
 
     "shared": all engines in this process. "split": a process each for thinker, talker with code
-    predictor, and vocoder, which reads its own weights. Each stage gets its share of the threads.
-    Raises OptionError for a placement that the target's cores don't allow, EngineDiedError,
-    ForkError, and the errors of `compilation.target.EngineBuilder`.
+    predictor, and vocoder, which reads its own weights. Stages share the threads. Raises
+    OptionError for a placement that the target's cores don't allow, EngineDiedError, ForkError, and
+    the errors of `compilation.target.EngineBuilder`.
     """
     note_load()
     import torch
@@ -120,8 +119,8 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
     total, placement = threads_of(options.threads), options.placement
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
-    # torch's threads spin while waiting for each other: more threads than cores cost several times
-    # what they gain.
+    # torch's threads spin while waiting for each other: more threads than cores cost far more than
+    # they gain.
     torch_threads = max(1, total // len(stages))
     request = CoreRequest(placement, stages, options.instance, options.cores)
     environments = target.environments(spec.plan, request)
@@ -140,10 +139,10 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
     """Return how many CPU threads each stage may use at a time.
 
-    In one process stages take idle threads of one pool: thinker and talker up to all, the vocoder
+    In one process stages share a pool: thinker and talker use up to all idle threads, the vocoder
     up to half, or it would delay the talker's short calls (5 % for a reply of the small checkpoint
-    on two cores). Separate processes have separate pools: two parts each for thinker and talker,
-    one for the vocoder.
+    on two cores). Separate processes have pools of their own: two parts each for thinker and
+    talker, one for the vocoder.
     """
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
     if placement == "split":
@@ -152,14 +151,14 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
 
 
 def threads_of(given: int | None) -> int:
-    """Return the number of CPU threads of all stages. given: None for torch's number."""
+    """Return the CPU threads of all stages. given: None: torch's number."""
     import torch
 
     return torch.get_num_threads() if given is None else given
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Set the environment variables that select this process's cores, before the runtime starts.
+    """Set the variables that select this process's cores, before the runtime starts.
 
     Raises OptionError if a variable is already set to another value.
     """
@@ -175,6 +174,6 @@ def set_environment(variables: Mapping[str, str]) -> None:
 def build_engine(
     build: EngineBuilder, spec: EngineSpec, stage: str
 ) -> "Thinker | Talker | Vocoder":
-    """Build one stage's engine; first call of a stage's own process."""
+    """Build one stage's engine in its own process."""
     built: Mapping[str, Any] = build(spec, [stage])
     return built[stage]

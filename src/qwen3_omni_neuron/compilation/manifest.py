@@ -1,4 +1,4 @@
-"""The manifest of a compiled tree: written, read and checked against the files.
+"""A compiled tree's manifest: written, read and checked against the files.
 
     compiled/
       manifest.json             written last: a tree that has one is complete
@@ -30,7 +30,7 @@ _HASH_BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """Input or output tensor of a graph. shape: lengths, or an axis' name for any length."""
+    """A graph's input or output. shape: lengths, or an axis's name for any length."""
 
     shape: tuple[int | str, ...]
     dtype: str
@@ -38,7 +38,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph of a model, at one bucket.
+    """One graph of a model at one bucket.
 
     bucket: the compiled sizes by name; a string for any size.
     """
@@ -76,7 +76,7 @@ class ModelRecord:
 
     @property
     def buckets(self) -> dict[str, list[int]]:
-        """Compiled sizes by name, ascending, without names that allow any size."""
+        """Compiled sizes by name, ascending; names that allow any size are left out."""
         found: dict[str, set[int]] = {}
         for graph in self.graphs:
             for name, size in graph.bucket.items():
@@ -90,7 +90,7 @@ class Manifest:
     """Content of manifest.json.
 
     fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings. versions:
-    Target.versions and further packages'. adapters: Checkpoint.merged.
+    Target.versions and other packages'. adapters: Checkpoint.merged.
     """
 
     fingerprint: str
@@ -102,7 +102,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Origin:
-    """Inputs of a model's compile; if one has changed, the model is stale.
+    """Inputs of a model's compile; if one changes, the model is stale.
 
     settings: CompilePlan.model_settings. versions: Target.versions.
     """
@@ -126,7 +126,7 @@ class Origin:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Flush every file under `folder` to disk, and return its size and hash by path."""
+    """Flush every file under `folder` to disk; return sizes and hashes by path."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -204,7 +204,7 @@ def check_files(tree: Path, manifest: Manifest) -> None:
 
 
 def verify_files(tree: Path, manifest: Manifest) -> None:
-    """Do `check_files`, and hash every file: ArtifactError names the first mismatch."""
+    """Do `check_files`, and hash every file. Raises ArtifactError for the first mismatch."""
     check_files(tree, manifest)
     for model, record in manifest.models.items():
         for name, file in record.files.items():
@@ -269,7 +269,7 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing, which appears at its path, flushed, at the end of the block.
+    """Open a file for writing; it appears at its path, flushed, after the block.
 
     A block that raises leaves no file; a killed process leaves `.NAME.part`.
     """

@@ -1,4 +1,4 @@
-"""The compile plan: the settings of a compile, their checks and their defaults."""
+"""The compile plan: settings of a compile, their checks and defaults."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ MODEL_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 MODEL_OF_PART = {part: model for model, parts in MODEL_PARTS.items() for part in parts}
-SAME = "same"  # predictor_dtype for a code predictor in the plan's dtype
+SAME = "same"  # predictor_dtype: the plan's dtype
 _EVERY_MODEL = ("target", "tp", "lnc", "dtype", "opt_level")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _PREDICTOR = ("predictor_top_k", "predictor_dtype")
@@ -63,13 +63,13 @@ class CompilePlan:
     """Settings of a compile, created and checked by `make_plan`.
 
     Lists of sizes ascend; an empty one allows any size, without padding. model: the checkpoint's
-    folder; its path does not affect the compile. adapters: merged into the weights in this order;
-    not a setting: a manifest has their digest. predictor_dtype: "same": the code predictor is in
-    `dtype`, as the other models. "mixed": its weights are, or for int8 and int4 are bfloat16, and
-    it computes in float32. "float32": its weights are float32, too. chunked_prefill: whether rows
-    can be appended to a slot's rows, and slots copied. mixed_arithmetic: dtype of activations if
-    weights have another. These two follow from the target: see TargetLimits. A setting with a
-    default is missing in trees of earlier versions, compiled with that default.
+    folder; its path does not affect the compile. adapters: merged in this order; a manifest has
+    their digest instead. predictor_dtype: "same": the code predictor is in `dtype`, as the other
+    models. "mixed": its weights are, or bfloat16 for int8 and int4, and it computes in float32.
+    "float32": its weights are float32, too. chunked_prefill: rows can be appended to a slot's, and
+    slots copied. mixed_arithmetic: dtype of activations if weights have another. These two follow
+    from the target: see TargetLimits. Trees of earlier versions lack settings that have a default,
+    and were compiled with it.
     """
 
     model: Path
@@ -114,13 +114,13 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Values of SETTINGS as JSON types, without opt_level if the target has none."""
+        """SETTINGS as JSON values, without opt_level if the target has none."""
         values = {name: getattr(self, name) for name in SETTINGS} | {"tp": self.tp.setting}
         found = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def model_settings(self, model: str) -> dict[str, Any]:
-        """Return the settings that one model depends on. model: one of MODELS."""
+        """Return one model's settings. model: one of MODELS."""
         settings = self.settings | {"tp": self.tp.of(model)}
         names = (*_EVERY_MODEL, *_BY_MODEL[model])
         return {name: settings[name] for name in names if name in settings}
@@ -131,7 +131,7 @@ class CompilePlan:
 
     @property
     def if_killed(self) -> str:
-        """Advice after a compiler was killed; "" without."""
+        """Advice after a compiler was killed, or ""."""
         if self.opt_level in (None, 1):
             return ""
         return (
@@ -140,7 +140,7 @@ class CompilePlan:
         )
 
     def command(self, out: Path) -> str:
-        """Return the command line that compiles this plan into the folder `out`."""
+        """Return the command line that compiles this plan into `out`."""
         return compile_command(self.model, self.adapters, self.settings, out)
 
 
@@ -167,7 +167,7 @@ def compile_command(
 
 
 def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
-    """Return how many cores each stage needs: its models' largest degree."""
+    """Return the cores that each stage needs: its models' largest degree."""
     return {
         stage: max(tp.of(model) for model, own in MODEL_STAGES.items() if own == stage)
         for stage in stages
@@ -177,8 +177,8 @@ def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
 def check_groups(tp: Degrees, stages: Iterable[str]) -> None:
     """Raise OptionError if a part is on several, but not all, of its stage's cores.
 
-    Its sums would be over a subgroup of ranks, which is unproven on devices. stages: those that
-    share cores.
+    It would sum over a subgroup of ranks, which is unproven on devices. stages: those that share
+    cores.
     """
     stages = tuple(stages)
     cores = max(cores_of_stages(tp, stages).values())
@@ -204,17 +204,16 @@ DEFAULT_CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """The settings that a target allows; the first of each is the default.
+    """Settings that a target allows; the first of each is the default.
 
-    degrees: allowed degrees of tensor parallelism. tp: default degrees by instance type; the first
-    are those of any other instance. mixed_degrees: parts may differ in them. core_sizes: physical
-    cores per logical core. chunked_prefill: engines can append rows to a slot's rows (see
-    engines.protocols.Thinker); else each prompt is computed as a whole. auto_dtype: function that
-    resolves "auto" for a checkpoint with adapters. predictor_top_k: default; 0: any.
-    predictor_dtypes: allowed predictor_dtype by dtype, the default first; only "same" for other
-    dtypes. sizes: defaults of CompilePlan's lists; others may have any size. mixed_arithmetic:
-    dtype of activations in the dtypes mixed, int8 and int4. opt_levels: of the compiler's
-    optimisation; none if fixed.
+    degrees: of tensor parallelism. tp: default degrees by instance type; the first also for other
+    instances. mixed_degrees: parts may differ in degree. core_sizes: physical cores per logical
+    core. chunked_prefill: engines can append rows to a slot's (see engines.protocols.Thinker); else
+    prompts are computed whole. auto_dtype: function that resolves "auto" for a checkpoint with
+    adapters. predictor_top_k: default; 0: any. predictor_dtypes: allowed ones by dtype, the default
+    first; only "same" for other dtypes. sizes: defaults of CompilePlan's lists; others may have any
+    size. mixed_arithmetic: dtype of activations in mixed, int8 and int4. opt_levels: the
+    compiler's; none if fixed.
     """
 
     target: str
@@ -244,14 +243,14 @@ def make_plan(
 ) -> CompilePlan:
     """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
-    instance: EC2 instance type that determines default degrees; None: the target's first.
-    adapters: see CompilePlan. given: some of SETTINGS but target; None: the target's default. tp:
-    see Degrees.parse. dtype: "auto" (the checkpoint's dtype, or the limits' choice), or one of the
-    limits. context_length: by default 8192, or the model's own limit if that is less.
-    talker_context_length: by default context_length, plus the assistant's rows, plus 4096 frames.
-    predictor_dtype: "auto", or one of the limits. Sizes ascend. Unless empty, the decode buckets
-    end with the context length, the batches with max_concurrency, and without chunked prefill the
-    prompt buckets with the context length, whether given or not.
+    instance: EC2 instance type that determines default degrees; None: the target's first. adapters:
+    see CompilePlan. given: some of SETTINGS but target; None: the target's default. tp: see
+    Degrees.parse. dtype: "auto" (the checkpoint's dtype, or the limits' choice), or one of the
+    limits. context_length: default: 8192, or the model's limit if less. talker_context_length:
+    default: context_length, plus the assistant's rows, plus 4096 frames. predictor_dtype: "auto",
+    or one of the limits. Sizes ascend. Unless empty, decode buckets always end with the context
+    length, batches with max_concurrency, and, without chunked prefill, prompt buckets with the
+    context length.
     Raises OptionError with the setting and its allowed values, and CheckpointError for dtype
     "auto" and a quantised checkpoint that can't be read.
     """

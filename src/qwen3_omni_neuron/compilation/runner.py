@@ -1,6 +1,6 @@
-"""The compile run: compiles a tree's missing or stale models, one after another.
+"""The compile run: compiles a tree's missing or stale models one by one.
 
-Only one run at a time writes into a tree: it holds the tree's lock.
+Only one run at a time, which holds the tree's lock, writes into a tree.
 """
 
 import fcntl
@@ -33,15 +33,15 @@ from qwen3_omni_neuron.compilation.worker import is_full, run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
 LOCK_FILE = ".lock"
-# A killed run's worker holds the lock until it notices its parent's end: 0.25 s, or longer while
-# an import blocks its watching thread.
+# A killed run's worker holds the lock until it notices its parent's end: 0.25 s, or longer if an
+# import blocks its watching thread.
 WAIT_S = 3.0
 _RETRY_S = 0.05
 
 
 @contextmanager
 def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
-    """Hold the tree's lock. Yields its descriptor; a process that inherits it holds it, too.
+    """Hold the tree's lock. Yields its descriptor; a process that inherits it also holds it.
 
     wait_s: longest wait for another run. Raises CompileError after that, OSError.
     """
@@ -76,13 +76,13 @@ MB = 1e6
 
 
 class Progress:
-    """Receiver of a run's progress, here ignored. Bytes: size of a model's folder."""
+    """Receiver of a run's progress; this one ignores it. Bytes: size of a model's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
         """Receive the models to compile: expected sizes and reasons."""
 
     def advances(self, model: str, written_bytes: int) -> None:
-        """Receive the number of bytes written; called a few times per second."""
+        """Receive the bytes written, a few times per second."""
 
     def compiled(self, model: str, record: ModelRecord) -> None:
         """Receive a finished model's record."""
@@ -92,8 +92,8 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    records: of all models that fit the plan, in its order. compiled: this run's. missing:
-    other models, with the reason; if empty, the tree has its manifest.
+    records: of models that fit the plan, in its order. compiled: this run's. missing: other models,
+    with reasons; if empty, the tree has its manifest.
     """
 
     records: Mapping[str, ModelRecord]
@@ -110,11 +110,11 @@ def compile_tree(
 ) -> Outcome:
     """Compile the models of a plan that the tree lacks or that are stale.
 
-    Each compiles in its own process, into a temporary folder, renamed when complete; the manifest
-    is removed before the first model changes, and written when all fit the plan. So a run after an
-    interrupted one continues. only: models that this run may compile; empty: all. Raises
-    OptionError for an unknown model, CheckpointError, ArtifactError if the folder has something
-    else under a model's name, CompileError, OutputError if the tree can't be written.
+    Each compiles in its own process into a temporary folder, renamed when complete; the manifest is
+    removed before the first model changes, and written when all fit the plan. So a new run resumes
+    an interrupted one. only: models to compile; empty: all. Raises OptionError for an unknown
+    model, CheckpointError, ArtifactError if the folder has something else under a model's name,
+    CompileError, OutputError if the tree can't be written.
     """
     models = models_of(read_config(plan.model))
     if unknown := [name for name in only if name not in models]:
@@ -212,7 +212,7 @@ def _swap(tree: Path, model: str, part: Path) -> None:
 
 
 def _discard(tree: Path, model: str) -> None:
-    """Delete a model, renamed first so that a folder with a model's name is always complete."""
+    """Delete a model after a rename: a folder with a model's name is always complete."""
     old = tree / f".{model}.old"
     (tree / model).rename(old)
     shutil.rmtree(old)

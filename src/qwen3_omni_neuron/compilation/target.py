@@ -1,7 +1,6 @@
-"""The interface of a target: everything that the rest of the package knows about a machine.
+"""The interface of a target: all that the package knows about a machine.
 
-`compilation.loading.TARGETS` is the table of targets. An entry's functions are imported when
-called, so that planning loads neither torch nor the Neuron SDK.
+Its functions are imported when called, so that planning loads neither torch nor the Neuron SDK.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 class EngineSpec:
     """Picklable inputs from which engines are built.
 
-    newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
-    None: weights come from the checkpoint. threads: CPU threads that a stage may use at a time.
+    newline_id: token of the line break after a role. compiled: the tree's folder; None: weights
+    come from the checkpoint. threads: CPU threads of a stage.
     """
 
     plan: CompilePlan
@@ -44,7 +43,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class CoreRequest:
-    """Cores asked for; see options.LoadArguments. stages: those that need cores."""
+    """Requested cores; see options.LoadArguments. stages: those that need cores."""
 
     placement: str
     stages: Sequence[str]
@@ -53,20 +52,20 @@ class CoreRequest:
 
 
 EngineBuilder = Callable[[EngineSpec, Sequence[str]], "StageEngines"]
-"""(spec, stages) -> each stage's engine, ready to be called, in the calling process.
+"""(spec, stages) -> each stage's engine in the calling process.
 
-If it raises, everything loaded is closed. Raises CheckpointError, ArtifactError,
-NotInstalledError, and errors of a graph's first call.
+If it raises, everything loaded is closed. Raises CheckpointError, ArtifactError, NotInstalledError,
+errors of a graph's first call.
 """
 
 ModelCompiler = Callable[[CompilePlan, str, Path], ModelRecord]
-"""(plan, model, folder) -> record. The folder is empty. It runs in a process of its own, so it must
-be importable: a module's function, or a partial of one."""
+"""(plan, model, empty folder) -> record. It runs in its own process, so it must be importable: a
+module's function, or a partial of one."""
 
 
 @dataclass(frozen=True)
 class LazyFunction:
-    """A module's function, imported when called, that can be pickled by name."""
+    """A module's function, imported when called, and pickled by name."""
 
     module: str
     name: str
@@ -80,14 +79,14 @@ class LazyFunction:
 class Target:
     """One entry of `compilation.loading.TARGETS`.
 
-    limits: allowed settings, and their defaults. versions: returns versions and compiler flags (by
+    limits: allowed settings and defaults. versions: returns versions and compiler flags (by
     environment variable) that a compiled model depends on; if one differs, the model is compiled
-    again. compile_model: compiles one model of a plan. expected_bytes: returns the approximate size
-    in bytes of a model's folder. build_engines: builds some stages' engines; importable, since
-    other processes call it. environments: returns by stage the environment variables that select
-    its process's cores. Raises OptionError. require: raises NotInstalledError if packages for a
-    compile are missing. needs_tree: a model can only be loaded from a compiled tree. keeps_failed:
-    keep a failed compile's files, such as a compiler's logs.
+    again. compile_model: compiles one model of a plan. expected_bytes: returns the approximate
+    bytes of a model's folder. build_engines: builds some stages' engines; importable, since other
+    processes call it. environments: returns each stage's environment variables that select its
+    cores; raises OptionError. require: raises NotInstalledError if a compile's packages are
+    missing. needs_tree: models load only from a compiled tree. keeps_failed: keep a failed
+    compile's files, such as logs.
     """
 
     limits: TargetLimits

@@ -1,4 +1,4 @@
-"""Opening a compiled tree: checks against the checkpoint, the versions and the call."""
+"""Opening of a compiled tree, checked against checkpoint, versions and call."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,13 +34,12 @@ def open_tree(
     given: Mapping[str, Any],
     adapters: Sequence[AdapterPath] = (),
 ) -> CompilePlan:
-    """Check a tree against a checkpoint, and return the plan that it was compiled for.
+    """Check a tree against a checkpoint; return the plan that it was compiled for.
 
-    model: the checkpoint's folder. targets: by name; the tree must be of one of them. given: the
-    caller's settings, which the plan must have; None: any. adapters: those merged at the compile.
-    Files are checked for presence and size, not hashed. Raises ArtifactError with the mismatch and
-    the command that compiles a fitting tree, and OptionError for a setting that contradicts the
-    plan.
+    model: the checkpoint's folder. targets: by name; the tree must be for one of them. given: the
+    caller's settings, which the plan must have; None: any. adapters: merged at the compile. Files
+    are checked for presence and size, not hashed. Raises ArtifactError with the mismatch and a
+    command that compiles a fitting tree, and OptionError for a setting that contradicts the plan.
     """
     manifest = manifest_of(folder, model, targets, adapters)
     plan = replace(_plan(folder, model, config, targets, manifest.plan), adapters=tuple(adapters))
@@ -71,11 +70,10 @@ def manifest_of(
     targets: Mapping[str, Target],
     adapters: Sequence[AdapterPath] = (),
 ) -> Manifest:
-    """Return a tree's manifest, checked as far as possible without its checkpoint.
+    """Return a tree's manifest, checked without its checkpoint.
 
-    model, adapters: as the caller names them, for the command that compiles a fitting tree. Raises
-    ArtifactError for an unknown target, other versions, and files that are missing or of another
-    size.
+    model, adapters: as the caller names them, for the command in errors. Raises ArtifactError for
+    an unknown target, other versions, and files that are missing or of another size.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder. Set compiled_path to compile's --out.")
@@ -108,7 +106,7 @@ def _again(
 
 
 def needed_cores(folder: str | Path, stages: Iterable[str]) -> dict[str, int]:
-    """Return how many cores each stage needs. Raises ArtifactError."""
+    """Return the cores that each stage needs. Raises ArtifactError."""
     tp = read_manifest(Path(folder)).plan.get("tp")
     try:
         return cores_of_stages(Degrees.parse(str(tp), Degrees.same(1)), stages)

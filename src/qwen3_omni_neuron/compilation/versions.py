@@ -9,7 +9,7 @@ LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetens
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python, this package and its installed libraries."""
+    """Return the versions of Python, this package and its libraries."""
     found = {"python": platform.python_version(), PACKAGE: PACKAGE_VERSION}
     return found | {name: v for name in LIBRARIES if (v := installed_version(name)) is not None}
 
@@ -33,7 +33,7 @@ def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def missing_packages(requirements: Sequence[str], extra: str) -> list[str]:
-    """Return an extra's requirements that are not installed in an allowed version.
+    """Return an extra's requirements without an allowed version installed.
 
     requirements: lines of this package's metadata, such as "ray[serve]>=2.60; extra == 'ray'".
     """

@@ -1,6 +1,6 @@
 """The worker process that compiles one model.
 
-Its memory is freed at its end, it can crash without ending the run, and change its environment.
+It frees its memory at its end, may crash without ending the run, and may change its environment.
 """
 
 import errno
@@ -40,10 +40,9 @@ def run_worker(
 ) -> ModelRecord:
     """Compile one model into `folder` in a new process, and wait for it.
 
-    lock: a descriptor that the process keeps open. tick: called while waiting. The process, and
-    the compilers that it started, are killed however this function ends. Raises the compile's
-    exception (an OSError as a CompileError unless a disk is full), and CompileError if the process
-    ended without one.
+    lock: a descriptor that the process keeps open. tick: called while waiting. The process and its
+    compilers are killed however this function ends. Raises the compile's exception (an OSError as a
+    CompileError unless a disk is full), and CompileError if the process ended without one.
     """
     output = OutputTail()
     with tempfile.TemporaryFile() as answers:
@@ -85,7 +84,7 @@ def is_full(error: OSError) -> bool:
 
 
 def main(answers: int, lock: int, parent: int) -> None:
-    """Run one compile in the worker process. answers: descriptor of the outcome's file."""
+    """Run one compile in the worker. answers: descriptor of the outcome's file."""
     follow_parent(parent)
     for descriptor in (answers, lock):  # not for a compiler's child processes
         os.set_inheritable(descriptor, False)

@@ -1,4 +1,4 @@
-"""Processes that may die: each does one piece of a stranger's work, within limits.
+"""Child processes, each for one piece of hostile work, within limits.
 
 A child is forked in milliseconds from a small process with its modules (helpers.fork_server,
 started by helpers.pool). A hostile file may hijack it, so its answers are not trusted

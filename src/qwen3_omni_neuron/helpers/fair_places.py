@@ -1,4 +1,4 @@
-"""Limited number of places for work, acquired by owners in turn."""
+"""Places for work that owners acquire in turn."""
 
 import asyncio
 import itertools
@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 
 class FairPlaces:
-    """Places for work, given to owners in turn, and within one owner in order of arrival.
+    """Places for work, acquired by owners in turn, and by one owner's tasks in order of arrival.
 
-    places: number of places. One owner gets at most all but one, so that others need not wait; a
-    single place may go to any owner. Used by one event loop.
+    places: their number. One owner gets all but one at most; a single place may go to any owner.
+    Used by one event loop.
     """
 
     def __init__(self, places: int):
@@ -23,7 +23,7 @@ class FairPlaces:
 
     @asynccontextmanager
     async def place(self, owner: str, most_s: float | None = None) -> AsyncIterator[None]:
-        """Wait for a place, and keep it in the block.
+        """Wait for a place, and keep it during the block.
 
         most_s: seconds to wait; None: no limit. Raises asyncio.TimeoutError.
         """

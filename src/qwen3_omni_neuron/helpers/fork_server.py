@@ -1,8 +1,8 @@
 """Small single-threaded process that has loaded its children's modules, and forks them.
 
-It forks a child on request, kills one whose report the pool no longer awaits, and reports how
-each ended. Only it reaps them, so that a process id still means the same child when it kills it.
-When the pool disconnects, it ends its children and then itself.
+It forks a child on request, kills one whose report the pool no longer awaits, and reports how each
+ended. Only it reaps them, so that it never kills another process with a reused id. When the pool
+disconnects, it ends its children, then itself.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from qwen3_omni_neuron.errors import InputError
 from qwen3_omni_neuron.helpers import wire
 
 Run = Callable[[wire.Channel, int], object]
-"""A child's function of its connection, and its result's file descriptor."""
+"""A child's function (connection, descriptor of the result's file)."""
 FORK_REQUEST = struct.Struct("<QQ")
 """Fork request: bytes and CPU seconds of the child.
 
-Three files come with it: the child's end of its connection, its result, and the report.
+It carries three descriptors: the child's end of its connection, its result, and the report.
 """
 REPORT = struct.Struct("<i")
 """Report: a child's return code as subprocess has it, or NO_FORK."""
@@ -114,7 +114,7 @@ class _ForkServer:
     def _be_child(self, memory_bytes: int, cpu_s: int, connection: int, result: int) -> NoReturn:
         status = 1
         try:
-            os.setsid()  # killed with everything it started
+            os.setsid()  # killed with its own children
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -142,7 +142,7 @@ class _ForkServer:
 
     def _reap(self) -> None:
         while self._reports and (pid := _ended()):
-            _kill(pid)  # what it has started
+            _kill(pid)  # its own children
             _, status = os.waitpid(pid, 0)
             trim_output()
             report = self._reports.pop(pid)
@@ -159,7 +159,7 @@ class _ForkServer:
 
 
 def _send(report: socket.socket, code: int) -> None:
-    with report, contextlib.suppress(OSError):  # the pool waits for it no longer
+    with report, contextlib.suppress(OSError):  # the pool no longer waits for it
         report.send(REPORT.pack(code))
 
 
@@ -175,7 +175,7 @@ def _kill(pid: int) -> None:
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Limit this process from now on, where the system supports it.
+    """Limit this process, where the system supports it.
 
     It can start no process and no thread, unless root's: RLIMIT_NPROC has no effect on root.
     """

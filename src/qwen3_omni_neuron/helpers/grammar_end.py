@@ -1,4 +1,4 @@
-"""Completion of a reply in its grammar, for a reply that comes near its limit."""
+"""Completion of a reply in its grammar near the reply's limit."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ FEW_TOKENS = 32  # that are tried one by one
 _QUOTES, _BRACKETS = '"', ")]}>"
 _SIGNS, _ENDS = ",:|&+*/=", ".!?;'`\u010a"  # \u010a: a line feed in the vocabulary
 _SHORT = ("0", "1", "null", "true")
-_LETTERS = ("a", "x", "z")  # where one may come, a text is open; not those of true and null
+_LETTERS = ("a", "x", "z")  # if allowed, a string is open; not letters of true and null
 Mask = NDArray[np.uint32]
 
 
 class Closer:
-    """Follower of one reply's shortest known completion, the tokens that make it whole.
+    """Tracker of the shortest known tokens that complete one reply.
 
     closed: the limit has kept the reply from tokens that its grammar allows.
     """
 
     def __init__(self, vocabulary: Mapping[str, int]):
-        """vocabulary: ids of tokens by their bytes as byte-level tokenizers write them."""
+        """vocabulary: token ids by their bytes as byte-level tokenizers write them."""
         texts = sorted(vocabulary, key=len, reverse=True)
 
         def of(first: str) -> list[str]:
@@ -53,7 +53,7 @@ class Closer:
     def narrow(
         self, matcher: Any, tokens: Sequence[int], left: int, mask: Mask, ends: Mask
     ) -> None:
-        """Take tokens out of a mask after which the reply could not be whole at its limit.
+        """Mask tokens after which the reply could not be complete at its limit.
 
         matcher: llguidance's, after `tokens`. left: number of tokens up to the limit. ends: bits
         of the tokens that end the reply.
@@ -70,7 +70,7 @@ class Closer:
         elif way and way[:1] == [*tokens]:
             self._way = way[1:]
         way = self._way
-        # A whole reply may go on to its limit unless that was seen to open something.
+        # A complete reply may continue to its limit unless that was seen to open something.
         margin = max(self._rise, MARGIN_TOKENS if way else 0)
         if way is None or left > len(way) + 2 * MARGIN_TOKENS + self._rise:
             return
@@ -91,26 +91,24 @@ class Closer:
                 mask[token // 32] |= np.uint32(1 << token % 32)
 
     def _fits(self, matcher: Any, token: int, left: int, ends: Mask) -> bool:
-        """Return whether a token lets the reply be whole at its limit."""
         if _has(ends, np.array([token]))[0]:
             return True
         copy = matcher.deep_copy()
         return copy.consume_tokens([token]) and self._found(copy, left - 1, ends) is not None
 
     def _runs_over(self, matcher: Any, left: int, ends: Mask) -> bool:
-        """Return whether the grammar lets the reply go on beyond its limit."""
         walks = (self._walk(matcher, left, ends, closes=False)[0] for _ in range(ATTEMPTS))
         return any(len(way) > left for way in walks)
 
     def _found(self, matcher: Any, most: int, ends: Mask) -> list[int] | None:
-        """Return a short completion, of at most so many tokens."""
+        """Return a short completion of at most `most` tokens, or None."""
         walks = (self._walk(matcher, most, ends, closes=True) for _ in range(ATTEMPTS))
         return next((way for way, whole in walks if whole), None)
 
     def _walk(self, matcher: Any, most: int, ends: Mask, closes: bool) -> tuple[list[int], bool]:
-        """Return how a reply may go on up to its end or limit, and whether it is whole then.
+        """Return a continuation up to the reply's end or limit, and whether it is complete then.
 
-        closes: by tokens that close what is open, until it is whole.
+        closes: prefer tokens that close something.
         """
         copy, way, mask = matcher.deep_copy(), list[int](), np.zeros_like(ends)
         for _ in range(MOST_CHOICES):
@@ -143,5 +141,4 @@ def _completes(matcher: Any, way: Sequence[int]) -> bool:
 
 
 def _has(mask: Mask, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which ids a mask allows."""
     return (mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)

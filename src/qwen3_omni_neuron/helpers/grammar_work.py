@@ -26,7 +26,7 @@ SETUP = struct.Struct("<II")
 OPERATION = struct.Struct("<BII")
 """BEGIN or STEP, number of tokens up to the reply's limit, and of int32 tokens that follow.
 
-Each is answered once, in order: with its processor time, and with 1 once the limit has closed it.
+Each gets one answer, in order: its processor time, and 1 once the limit has closed the reply.
 """
 BEGIN, STEP = 1, 2
 # llguidance does about 50,000 units of lexer fuel, or 20,000 items, in a millisecond; a state takes
@@ -99,7 +99,7 @@ def run(
         before = _resident_bytes()
         matcher.compile(given["rules"], given["else"])
         channel.send(wire.COMPILED, max(0, _resident_bytes() - before))
-        # From now on only its own reply waits for it, and has time for all its masks.
+        # From now on only this process's own reply waits for it.
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
         while True:
@@ -146,7 +146,7 @@ class Matcher:
         self._compiled = matcher
 
     def begin(self) -> None:
-        """Begin the reply, again if necessary."""
+        """Begin or restart the reply."""
         self._matcher = self._compiled.deep_copy()
         self._closer.begin()
         own = bool((self._ends != self._end).any())
@@ -165,8 +165,8 @@ class Matcher:
             return False
         matcher.unsafe_compute_mask_ptr(self._address, self._size)
         _check(matcher)
-        # llguidance's mask has the vocabulary's only end where the grammar may end. This reply may
-        # have others, and only those.
+        # llguidance's mask allows the vocabulary's only end token where the grammar may end. This
+        # reply's end tokens may differ.
         if self._keep is not None:
             np.bitwise_and(self._mask, self._keep, out=self._mask)
             if matcher.is_accepting():
@@ -190,7 +190,7 @@ def _check(matcher: Any) -> None:
 
 
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule in llguidance's format, which has no regex and no GBNF."""
+    """Return a rule in llguidance's format."""
     import llguidance
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

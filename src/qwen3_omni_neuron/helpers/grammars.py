@@ -25,7 +25,7 @@ from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limit
 FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
 MEMORY_BYTES = 256 << 20  # address space of a process, beyond its initial one
 COMPILERS = 4  # grammars that compile at a time
-COMPILE_CPU_S, COMPILE_S = 4, 30.0  # CPU time, and time with the wait for a place
+COMPILE_CPU_S, COMPILE_S = 4, 30.0  # CPU time, and time including the wait for a place
 LATE_CPU_S = 0.25  # CPU time of the masks that steps did not wait for, in one reply
 STUCK_S = 10.0  # time for a mask
 CLOSE_S = 2.0
@@ -46,7 +46,7 @@ class CompiledGrammar:
     mask: bits of the allowed next tokens, uint32 [words], in memory that its process writes. ends:
     bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with the
     last token. closed: the limit has kept the reply from tokens of the grammar. failure: why it
-    can't continue. Valid unless `pending`. late: a step did not wait for its mask.
+    can't continue. Not valid while `pending`. late: a step did not wait for its mask.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):
@@ -66,7 +66,7 @@ class CompiledGrammar:
         return self._asked > 0 and self.failure is None
 
     def begin(self, token_ids: Sequence[int], left: int) -> None:
-        """Begin the grammar, again if necessary, with its first tokens.
+        """Begin or restart the grammar with its first tokens.
 
         left: number of tokens up to the reply's limit.
         """
@@ -148,7 +148,7 @@ class CompiledGrammar:
             )
 
     def _kill(self, why: str, after_s: float = 0.0) -> None:
-        """Disconnect, and let the process end: `exchange` then finds out how."""
+        """Disconnect, so that the process ends; `exchange` then gets the reason."""
         self._connected = False
         _soon(self._loop, self._child.kill, why, after_s)
 

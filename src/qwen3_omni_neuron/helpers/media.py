@@ -53,8 +53,8 @@ class DecodingPool(Pool):
 
         owner: owners take turns. admit: called with the item's sizes before decoding, and again if
         it is larger than its header states; its error ends the job.
-        Raises the API's errors for the same file, also if decoding exceeds a limit or crashes;
-        BusyError if no process is available, ClosedError after `close`.
+        Raises the API's errors, also if decoding exceeds a limit or crashes; BusyError if no
+        process is available, ClosedError after `close`.
         """
         async with self._decoder(owner, job) as child:
             seconds, pixels, size, *_ = (await child.answer(wire.MEASURED)).numbers
@@ -79,7 +79,7 @@ class DecodingPool(Pool):
 
     @contextlib.asynccontextmanager
     async def _decoder(self, owner: str, job: Job) -> AsyncIterator[Child]:
-        """Fork a child for a job when a place is free. Converts ChildError."""
+        """Fork a child for a job when a place is free."""
         more = job.content if isinstance(job.content, bytes) else b""
         head = pickle.dumps(replace(job, content=b"") if more else job)
         try:
@@ -95,7 +95,7 @@ class DecodingPool(Pool):
 
 
 def _measured(job: Job, shape: tuple[int, ...], samples: int, fps: float, pixels: int) -> Measured:
-    """Return a result's actual sizes. Raises ChildError if it can't be the job's.
+    """Return a result's actual sizes. Raises ChildError for impossible ones.
 
     shape: its pixels' shape. pixels: number in the file's image.
     """
@@ -132,8 +132,8 @@ async def _item(
 async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
     """Read `size` bytes from a file, while other tasks run. Raises ChildError.
 
-    They are copied: a mapping would keep the file open as long as the array lives, and a child
-    that truncates it would kill this process.
+    Copies them: a mapping would keep the file open, and a child that truncates it would kill this
+    process.
     """
     if not size:
         return np.empty(0, np.uint8)

@@ -35,7 +35,7 @@ def main(control: int, setup: int, parent: int) -> None:
 
 
 def prepare(setup: int) -> Run:
-    """Import the codecs, so that no child has to; return a child's function."""
+    """Import the codecs once for all children; return a child's function."""
     Image.init()
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
@@ -190,10 +190,10 @@ def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> DecodedData:
 def _kept_size(
     job: Job, height: int, width: int, frames: int | None = None
 ) -> tuple[tuple[int, int], bool]:
-    """Return the height and width to keep of an image, and whether they are fitted.
+    """Return the size at which an image is kept, and whether it is fitted.
 
-    They are fitted unless the API would reject that as too narrow: rounding sides to whole tokens
-    can make an allowed image so. Raises the API's errors.
+    They are not fitted if rounding the sides to whole tokens made an allowed image too narrow for
+    the API. Raises the API's errors.
     """
     asked = SizeLimits.of(job.options)
     size = VisualSize(job.where, height, width, frames, asked, job.most_tokens)

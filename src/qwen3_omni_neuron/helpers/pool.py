@@ -1,7 +1,7 @@
 """Pool of children for one kind of work, forked from a process that it starts.
 
-multiprocessing, pebble and loky unpickle what a worker sends, so a hijacked one could take the
-server over. They also return one result per call, but a grammar computes a mask for each token.
+multiprocessing, pebble and loky unpickle a worker's data, so a hijacked one could take over the
+server. They also return one result per call; a grammar computes a mask for each token.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ def environment() -> dict[str, str]:
 
 
 class Pool:
-    """Children for one kind of work. Used by one event loop.
+    """Pool of children, used by one event loop.
 
-    module: the fork server's, whose `main` calls helpers.fork_server.serve. what: names a child in
-    errors. setup: returns the bytes from which the fork server prepares its children. spare: keep
-    a child forked for the next job: a fork of 200 MB and its first page faults take 20 ms.
+    module: the fork server's; its `main` calls helpers.fork_server.serve. what: name of a child in
+    errors. setup: returns the bytes from which the fork server prepares its children. spare: keep a
+    child forked for the next job: a fork of 200 MB and its first page faults take 20 ms.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Child:
         return ChildError(describe_exit(status))
 
     def kill(self, why: str, after_s: float = 0.0) -> None:
-        """Kill the child unless it ends before. why: a phrase for `error`."""
+        """Kill the child unless it ends earlier. why: a phrase for `error`."""
         if not self.exited.done():
             self._timers.append(self._loop.call_later(after_s, self._kill, why))
 
@@ -260,7 +260,7 @@ class Child:
         await asyncio.shield(self.exited)
 
     def ended(self, code: int | None) -> None:
-        """Set `exited`. The fork server kills a child whose report has no reader."""
+        """Set `exited`, and close the report."""
         if self.exited.done():
             return
         self.exited.set_result(code)
@@ -309,7 +309,6 @@ class _ForkServer:
         return None if ended else self._process.pid
 
     async def until_ready(self) -> None:
-        """Wait until it can fork. Raises OSError."""
         if not await asyncio.shield(self._ready):
             raise OSError("the process that starts it has ended")
 
@@ -333,7 +332,6 @@ class _ForkServer:
         self._output.close()
 
     def wait(self) -> None:
-        """Wait for the end of the process, after `end`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
 

@@ -1,6 +1,6 @@
 """Messages between a pool and a child.
 
-An answer is a fixed struct of numbers and a text; every part is checked.
+An answer is a fixed struct of numbers, and a text; both are checked.
 """
 
 import socket
@@ -40,7 +40,7 @@ _ERRORS = {
 
 
 class BrokenAnswerError(Exception):
-    """A child has sent what no intact child sends."""
+    """A child has sent an invalid answer."""
 
 
 class Answer(NamedTuple):

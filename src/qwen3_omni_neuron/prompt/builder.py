@@ -1,4 +1,4 @@
-"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's files."""
+"""Messages -> token ids, mel features, pixels and positions."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -111,9 +111,9 @@ class PromptBuilder:
 
         messages: the user's text, or dicts with "role" and "content": a string, or a list of items
         as prompt.media reads them. use_audio_in_video: also use the audio of videos. most_tokens:
-        upper bound; a prompt that surely exceeds it is refused before it is read. tools: functions
-        in OpenAI's form. literal_text: names of special tokens are plain words, not tokens.
-        truncation: drops the oldest turns beyond its limits.
+        upper bound; a prompt that surely exceeds it is refused unread. tools: functions in OpenAI's
+        form. literal_text: names of special tokens are plain words, not tokens. truncation: drops
+        the oldest turns beyond its limits.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError.
         """
         load = self.loader(use_audio_in_video, most_tokens)
@@ -142,7 +142,7 @@ class PromptBuilder:
         )
 
     def text_check(self, most_tokens: int | None) -> Check:
-        """Return the check of a text's length, without outer blanks; see `prompt`."""
+        """Return the check of a stripped text's length; see `prompt`."""
 
         def check(text: str, where: str) -> None:
             if most_tokens is not None and (least := self.least_tokens(text.strip())) > most_tokens:
@@ -164,10 +164,10 @@ class PromptBuilder:
         """Return the prompt of messages that prompt.messages.read_messages has read.
 
         growing: the last item is a clip that still arrives: the prompt ends with its last whole
-        window, or before it, and the talker's assistant rows are unused. tools: result of
+        window, or before the clip, and the talker's assistant rows are unused. tools: result of
         read_tools. said: indices of the model's replies, whose special names are words. Others: see
         `prompt`.
-        Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
+        Raises PromptTooLongError before tokenising a prompt that can't fit.
         """
         asked = _Asked(messages, media, tools, literal_text, {*said})
         self._check_tools(asked)
@@ -195,7 +195,7 @@ class PromptBuilder:
     def raw(self, given: str | Sequence[int], most_tokens: int) -> Prompt:
         """Return the prompt of text or token ids, without the chat template.
 
-        Names of special tokens, except media's, become these tokens.
+        Names of special tokens, except media's, become their ids.
         Raises MessageError and PromptTooLongError.
         """
         least, ids = 0, list[int]()
@@ -287,12 +287,12 @@ class PromptBuilder:
     def _truncated(self, asked: "_Asked", truncation: Truncation) -> "_Asked":
         """Return a conversation without its oldest turns, if it exceeds the limits.
 
-        A template renders a part alike in any conversation, so lengths of parts add up.
+        A template renders a part alike in any conversation, so parts' lengths add up.
         """
         most = truncation.most_tokens
 
         def length(part: _Asked) -> int:
-            """Count the tokens of a part and an empty user turn after it, or return most + 1."""
+            """Count the tokens of a part followed by an empty user turn, or return most + 1."""
             part = replace(part, messages=[*part.messages, _EMPTY_TURN])
             fields = (part.literal_text, *sorted(part.said), repr(part.messages), repr(part.tools))
             key = hash(fields)
@@ -336,7 +336,6 @@ class PromptBuilder:
         return replace(asked, messages=left, media=media, said=said)
 
     def _media_tokens(self, item: Media) -> int:
-        """Count the tokens of an item; a clip's may be one too many."""
         frames = 0 if item.clip is None else math.ceil(item.clip.samples / self._mel.hop)
         (run,) = self._runs([item], [torch.empty(0, frames)] * (item.clip is not None))
         return len(self._tokens(item, run))
@@ -348,7 +347,7 @@ class PromptBuilder:
 
     @cached_property
     def thinks(self) -> bool:
-        """True if the template lets a reply begin with reasoning."""
+        """True if the template lets replies begin with reasoning."""
         prompt = self._template.render([{"role": "user", "content": ""}])
         return prompt.rstrip().endswith("<think>")
 
@@ -370,7 +369,7 @@ class PromptBuilder:
         return tuple({*self._tokenizer.special_tokens, *self.reserved})
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
-        """Return each item's run of tokens. mel: features of the items with audio, in order."""
+        """Return each item's run of tokens. mel: features of items with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
             audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
@@ -386,7 +385,7 @@ class PromptBuilder:
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
     ) -> tuple[Tensor, list[Placed]]:
-        """Replace each placeholder by all of its item's tokens, int64 [S]; also return the runs.
+        """Expand placeholders to their items' tokens, int64 [S]; also return the runs.
 
         growing: leave out the tokens after the last item.
         """
@@ -413,7 +412,7 @@ class PromptBuilder:
         return torch.from_numpy(np.concatenate(parts)), placed
 
     def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
-        """Return an item's tokens; video and audio tokens are interleaved, in brackets."""
+        """Return an item's tokens in brackets; video and audio tokens are interleaved."""
         own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
         tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:

@@ -33,12 +33,12 @@ _ERRORS: Mapping[str, type[InputError]] = {
 }
 Messages = Sequence[Mapping[str, Any]]
 Conversation = str | Messages
-"""Messages, or a text, which is one message from the user."""
+"""Messages, or the text of one user message."""
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: name of the item in errors."""
 Check = Callable[[str, str], None]
-"""Function (text, where) that raises PromptTooLongError for a text that fits no prompt."""
+"""Function (text, where) that raises PromptTooLongError for too long a text."""
 _MAX_DEPTH = 32
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate pair; UTF-8 can't
 
@@ -95,7 +95,7 @@ def read_messages(
 def _in_order_of_calls(
     messages: Sequence[dict[str, Any]], ids: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Sort consecutive tool results by their calls; those without a call come last.
+    """Sort consecutive tool results by their calls; results without a call come last.
 
     ids: `tool_call_id` of each message.
     """
@@ -248,7 +248,7 @@ def _is_list(value: object) -> bool:
 
 
 def _name_in(names: Sequence[str], value: object) -> str | None:
-    """Return the name that equals a str, a subclass, or an enum of str."""
+    """Return the name that equals a str, also of a subclass or enum."""
     plain = str.__str__(value) if isinstance(value, str) else None
     return plain if plain in names else None
 
@@ -312,17 +312,16 @@ class Truncation:
 
     @property
     def surely_fit(self) -> int:
-        """Tokens of a conversation that is within every limit, whatever its parts."""
+        """Tokens that are within every limit, however divided."""
         most = self.after_instructions
         return self.most_tokens if most is None else min(self.most_tokens, most)
 
     def first_kept(self, instructions: int, parts: Sequence[ConversationPart]) -> int:
         """Return the index of the first part that remains.
 
-        instructions: tokens of the system message and the tools. Cuts are only before a user's
-        turn, and never drop the last one. Earlier replies' prompts are cut first, as they were
-        then: so a growing conversation keeps its cut, and its KV rows are reused, until it is too
-        long again.
+        instructions: tokens of the system message and the tools. Cuts are before a user's turn, and
+        never drop the last one. Earlier replies' prompts are cut first, as they were then, so that
+        a growing conversation keeps its cut, and reuses its KV rows, until it is too long again.
         """
         most = self.most_tokens - instructions
         if self.after_instructions is not None:
@@ -360,7 +359,7 @@ def kept_messages(messages: Sequence[Message], begin: int) -> list[Message]:
 
 
 def _begins_of(parts: Sequence[ConversationPart]) -> list[int]:
-    """Return the user turns before which a cut separates no result from its call."""
+    """Return the user turns at which a cut separates no result from its call."""
     found, open_results = [], 0
     for at in reversed(range(len(parts))):
         part = parts[at]

@@ -1,10 +1,10 @@
-"""Pauses in the long reading of a prompt, at which it may yield or end."""
+"""Pauses in the reading of a prompt, at which it may yield or end."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
 PAUSE: ContextVar[Callable[[], None] | None] = ContextVar("PAUSE", default=None)
-"""Function that a reader calls at a pause, in its thread, or None."""
+"""A reader's function for its pauses, or None."""
 
 
 def pause() -> None:

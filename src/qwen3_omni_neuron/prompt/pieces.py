@@ -19,7 +19,7 @@ _PLACES = tuple(
 def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
     """Cut a text into pieces of at most `most_tokens` tokens; a longer word is one piece.
 
-    A piece has as many sentences as fit, else clauses, else words. count: a text's tokens.
+    A piece has as many sentences as fit, else clauses, else words. count: counts tokens.
     """
 
     def fits(piece: str) -> bool:
@@ -54,7 +54,7 @@ def _last_end(
 ) -> int:
     """Return the largest end such that parts[at:end] fit after `begun`.
 
-    Searches around `guess`: to try each end would take quadratic time.
+    Searches around `guess`: trying each end takes quadratic time.
     """
     low, high, step = at, len(parts) + 1, 1  # low fits; high, or an end below it, does not
     guess = min(guess, len(parts))

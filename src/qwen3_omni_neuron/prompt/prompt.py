@@ -18,10 +18,10 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 
 @dataclass(frozen=True)
 class MediaRun:
-    """Run of an audio clip's, an image's or a video's tokens in a prompt.
+    """Run of a media item's tokens in a prompt.
 
-    grid: frames, rows and columns of its vision tokens. frame_positions: positions from frame to
-    frame along the time axis. A video's audio tokens are interleaved by time.
+    grid: frames, rows and columns of its vision tokens. frame_positions: time positions from frame
+    to frame. A video's audio tokens are interleaved by time.
     """
 
     audio_tokens: int = 0
@@ -61,7 +61,7 @@ class MediaRun:
         positions = np.empty((3, len(self)), dtype=np.float32)
         positions[:, ~is_audio] = vision + first
         positions[:, is_audio] = np.arange(self.audio_tokens, dtype=np.float32) + first
-        # As in the reference: only tokens after the last token of the other kind count.
+        # As in the reference, only tokens after the last one of the other kind count.
         (other,) = (is_audio != is_audio[-1]).nonzero()
         tail = other[-1] + 1 if len(other) else 0
         return positions, positions[:, tail:].max() + np.float32(1)
@@ -112,11 +112,11 @@ class TalkerPrompt:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Count the rows, with that of the first generated token."""
+        """Count the rows, including the first generated token's."""
         return int(self.positions.shape[1])
 
     def first(self, rows: int) -> "TalkerPrompt":
-        """Return the prompt of the first user rows, while later ones are unknown."""
+        """Return the prompt of the first user rows; later ones are unknown."""
         assistant = len(self) - len(self.token_ids)
         return TalkerPrompt(self.token_ids[:rows], self.positions[:, : rows + assistant])
 
@@ -155,7 +155,7 @@ Unit = tuple[bytes, int]
 
 
 class RowKeys:
-    """Keys of a prompt's rows: equal leading keys are equal rows in the KV cache.
+    """Keys of a prompt's rows: equal leading keys mean equal rows in the KV cache.
 
     A key is a row's token id, positions, and for media the digest of the encoder's input: a window
     of 8 s of audio, an image, or a frame.
@@ -180,10 +180,10 @@ class RowKeys:
         return len(self.token_ids)
 
     def shared(self, other: "RowKeys") -> int:
-        """Return the number of leading rows that are equal in both."""
+        """Count the leading rows that are equal in both."""
         if self.cache_key != other.cache_key:
             return 0
-        # Most prompts differ early, in text: ten times as fast as numpy there.
+        # Most prompts differ early, in text; this is ten times as fast as numpy there.
         differs, rows = self._head ^ other._head, min(len(self), len(other))
         row = ((differs & -differs).bit_length() - 1) // ID_BITS if differs else rows
         if row <= min(self._text_rows, rows, HEAD_ROWS):
@@ -200,8 +200,8 @@ class RowKeys:
 
     def followed_by(self, token_ids: list[int]) -> "RowKeys":
         """Return the keys followed by text tokens, as decode steps append them."""
-        # An engine counts positions in float64. After a video, whose positions may be fractions, a
-        # prompt's float32 ones may differ in the last bit: such rows count as different.
+        # Engines count positions in float64. After a video with fractional positions, a prompt's
+        # float32 ones may differ in the last bit: such rows count as different.
         following = float(self.positions.max()) + np.arange(1, len(token_ids) + 1)
         added = np.tile(following.astype(np.float32), (3, 1))
         return RowKeys(
@@ -214,7 +214,7 @@ class RowKeys:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return the number of leading columns, or numbers, that are equal."""
+    """Count the equal leading columns or numbers."""
     length = min(one.shape[-1], other.shape[-1])
     differs = one[..., :length] != other[..., :length]
     if differs.ndim > 1:
@@ -237,7 +237,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None
     """Compute the keys of a prompt. cache_key: the request's option.
 
     The talker's row of a media token is a hidden state of the thinker, which depends on all earlier
-    rows: its key includes its thinker position, and a digest of the token ids before it.
+    rows: its key includes the thinker position, and a digest of the earlier token ids.
     """
     talks = prompt.talker
     thinker = RowKeys(prompt.token_ids.numpy(), prompt.positions.numpy(), cache_key=cache_key)
@@ -271,7 +271,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig, cache_key: str | None = None
 
 
 def _contexts(keys: RowKeys) -> NDArray[np.int32]:
-    """Return, for each media row, the digest of the token ids before its run."""
+    """Return each media row's digest of the token ids before its run."""
     contexts = np.empty((_NUMBERS, len(keys.media)), np.int32)
     (starts,) = (np.diff(keys.media, prepend=-2) > 1).nonzero()
     before, row = hashlib.sha256(), 0

@@ -1,7 +1,7 @@
 r"""File format of stored conversations: a document of JSON values and arrays <-> bytes.
 
     qwen3_omni_neuron conversation, format 1\n
-    sha256 of all that follows, 32 bytes
+    sha256 of the rest, 32 bytes
     size of the JSON in bytes, 8 bytes, little-endian
     JSON: {"kind", "fingerprint", "document", "arrays": [[place, dtype, shape], ...]}
     the arrays' bytes, one array after the other
@@ -61,9 +61,9 @@ def pack(kind: str, fingerprint: str, document: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
-    """Return the document that was packed, with arrays of its own. where: its name in errors.
+    """Return the packed document, with copied arrays. where: its name in errors.
 
-    Raises StoredSessionError for damaged or foreign data, and another format, kind or fingerprint.
+    Raises StoredSessionError for damaged data, and another format, kind or fingerprint.
     """
     line = _LINE.match(data)
     if line is None:
@@ -106,7 +106,7 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
 
 
 def read_file(path: Path, kind: str, fingerprint: str) -> Document:
-    """Return the document in a file. Raises StoredSessionError, also for an unreadable file."""
+    """Return a file's document. Raises StoredSessionError, also for an unreadable file."""
     with open_media(path, "the stored conversation", StoredSessionError) as file:
         try:
             data = file.read()

@@ -39,7 +39,7 @@ _PORTION = 1 << 16  # characters of a longer text searched or tokenised at a tim
 _JOINED = 4  # upper bound of a text's first characters that NFC joins to text before it
 _LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
 # Certain ends of a piece, at which NFC joins nothing: before a blank or punctuation mark after a
-# letter, and after a line end. The first character is a set, which is found fast.
+# letter, and after a line end. The pattern begins with a set, which is found fast.
 _CUT = re.compile(
     "[ \n、。，！？；：…]"
     "(?:(?<=\\S )|(?<=\n)(?=\\S)|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5][^ \n]))"
@@ -88,7 +88,7 @@ class Tokenizer:
         self.named_tokens = _named_tokens(config)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a text; each special token written in it becomes one id.
+        """Return the token ids of a text; each special token's name becomes one id.
 
         most: a text with more tokens may be cut after more than `most` ids.
         """
@@ -99,7 +99,7 @@ class Tokenizer:
         return self._encode(self._words, text, most)
 
     def encode_exactly(self, text: str) -> list[int]:
-        """Return ids that spell a text's own bytes: words, and not normalised."""
+        """Return ids that spell a text's exact bytes: words, not normalised."""
         return self._encode(self._exact, text, None)
 
     def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
@@ -117,12 +117,12 @@ class Tokenizer:
         return token_ids
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of a text's number of tokens; 0 for a short text."""
+        """Return a lower bound of a text's tokens; 0 for a short text."""
         if len(text) <= AT_ONCE:
             return 0
         length = len(text)
         if not text.isascii():
-            # unicodedata.normalize takes quadratic time for marks out of order.
+            # unicodedata.normalize takes quadratic time for disordered marks.
             steps = [text[at : at + _PORTION] for at in range(0, length, _PORTION)]
             length = sum(map(self._normalized, steps)) - _JOINED * (len(steps) - 1)
         return -(-length // self._longest_bytes)
@@ -136,7 +136,7 @@ class Tokenizer:
         return self._backend.decode(token_ids, skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token spells: an added token's name, none for an unused id."""
+        """Return a token's bytes: an added token's name, none for an unused id."""
         text, values = self._backend.id_to_token(token_id) or "", self._bytes_of_symbols
         if text in self.added_tokens or any(symbol not in values for symbol in text):
             return text.encode()
@@ -164,7 +164,7 @@ def _portions(text: str) -> Iterator[str]:
     while searched < len(text):
         found = _CUT.search(text, searched, searched + _PORTION)
         if found is None:
-            searched += _PORTION  # in steps, because the search holds the interpreter lock
+            searched += _PORTION  # in steps: the search keeps the interpreter lock
             continue
         end = found.end() if found[0] == "\n" else found.start()
         yield text[at:end]
@@ -214,7 +214,7 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _symbols() -> list[str]:
-    """Return byte-level BPE's characters for the 256 bytes, as in GPT-2."""
+    """Return byte-level BPE's character of each byte, as in GPT-2."""
     printable = set(pre_tokenizers.ByteLevel.alphabet())
     others = iter(range(256, 512))
     return [chr(b) if chr(b) in printable else chr(next(others)) for b in range(256)]
@@ -224,10 +224,10 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 
 
 class SpecialNames:
-    """Names of a tokenizer's special tokens, and patterns that find them.
+    """Names of special tokens, and patterns that find them.
 
-    marked: names that are words in a caller's text. heads, tails: beginnings and ends, which may
-    form a name where texts are joined.
+    marked: names that are words in a caller's text. heads, tails: beginnings and ends that may form
+    a name where texts are joined.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
@@ -247,8 +247,8 @@ class LiteralText:
     """Marker of the special tokens' names in one conversation's texts.
 
     `mark` puts an unguessable separator into each name in a text, and at edges where a template may
-    join a name. `encode` tokenises text between the template's own names as words, and removes the
-    separators.
+    join a name. `encode` removes them, and tokenises text between the template's own names as
+    words.
     """
 
     def __init__(self, names: SpecialNames):
@@ -256,7 +256,7 @@ class LiteralText:
         self._drawn: str | None = None
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages for a chat template, with all of the caller's texts marked."""
+        """Return messages for a chat template, with the caller's texts marked."""
         marked = []
         for m in messages:
             pause()
@@ -279,9 +279,9 @@ class LiteralText:
         return prompt if self._drawn is None else prompt.replace(self._drawn, "")
 
     def encode(self, prompt: str, most: int | None = None) -> list[int]:
-        """Return the token ids of a prompt made of marked texts. most: see `Tokenizer.encode`."""
+        """Return the token ids of a prompt of marked texts. most: see `Tokenizer.encode`."""
         tokenizer, ids = self._names.tokenizer, self._names.ids
-        # All names are the template's own, and NFC makes no new ones.
+        # All names are the template's own, and NFC forms no new ones.
         if self._drawn is None and is_normalized("NFC", prompt):
             return tokenizer.encode(prompt, most)
         token_ids: list[int] = []
@@ -312,7 +312,7 @@ class LiteralText:
         return self._drawn
 
     def _separate(self, text: str) -> str:
-        """Put a separator into each name, in steps, because the search holds the lock."""
+        """Put a separator into each name, in steps: the search keeps the interpreter lock."""
         parts, at, searched = list[str](), 0, 0
         for begin in range(0, len(text), _PORTION):
             pause()
@@ -331,7 +331,7 @@ def _any_of(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
-    """Return pairs of words and the name after them; the last name is empty."""
+    """Return pairs of text and the name after it; the last name is empty."""
     found, at = [], 0
     for match in names.finditer(text):
         found.append((text[at : match.start()], match[0]))
@@ -343,7 +343,7 @@ class ChatTemplate:
     """Chat template of a checkpoint, in transformers' sandbox."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
-        """Compile the template. Raises CheckpointError if there is no usable one."""
+        """Compile the template. Raises CheckpointError for a missing or unusable one."""
         self._folder = folder
         self._named_tokens = tokenizer.named_tokens
         try:
@@ -387,7 +387,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """The tag `generation`, which marks replies for training: its content is rendered as it is."""
+    """The tag `generation`, which marks replies for training: its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""Turns of a conversation: messages, and replies that may have been heard in part."""
+"""Turns of a conversation: messages, and replies, perhaps heard in part."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, S
 from qwen3_omni_neuron.prompt.media.items import Media
 from qwen3_omni_neuron.prompt.media.log_mel import GrowingClip
 
-BYTES_PER_S = 15.0  # UTF-8 text spoken: English 14 to 17, Chinese (3 a character) 12 to 15
+BYTES_PER_S = 15.0  # spoken UTF-8: English 14 to 17, Chinese (3 a character) 12 to 15
 RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
 ROUNDING_S = 1e-3
-"""Tolerance of a caller's seconds heard, which may be rounded to milliseconds."""
+"""Tolerance of a caller's seconds, which may be rounded to milliseconds."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Kept(ShortRepr):
     """The caller's data about a turn, stored with it and otherwise unused.
 
-    shown: JSON values and arrays. size: bytes that the turn counts for.
+    shown: JSON values and arrays. size: bytes counted for the turn.
     """
 
     id: str | None = None
@@ -27,7 +27,7 @@ class Kept(ShortRepr):
     size: int = 0
 
     def keep(self, stored: Mapping[str, Any]) -> None:
-        """Read these data from a stored turn. Earlier versions stored the id alone."""
+        """Read these data from a stored turn. Earlier versions stored only the id."""
         self.id, self.shown = stored["id"], stored.get("shown", {})
         self.size = stored.get("size", 0)
 
@@ -89,12 +89,12 @@ class Turn(Kept):
 
 @dataclass(eq=False, repr=False)
 class Reply(Kept):
-    """Reply in a session's history: the text and the seconds of audio that the caller got.
+    """Reply in a session's history: the text and audio that the caller got.
 
     bytes_per_s: pace of earlier replies. ended: no event follows. complete: the caller got the last
-    event. heard_s: None if unknown. spoken_bytes: the text's if the talker ended the speech by
-    itself, else 0. rewritten: see `rewrite`. sent_s: seconds of sound sent to the client, at
-    `speed` times the reply's own.
+    event. heard_s: None if unknown. spoken_bytes: the text's if the talker ended the speech, else
+    0. rewritten: see `rewrite`. sent_s: seconds of sound sent to the client, at `speed` times the
+    reply's own.
     """
 
     role: ClassVar[str] = "assistant"
@@ -117,7 +117,7 @@ class Reply(Kept):
 
     @property
     def stored(self) -> dict[str, Any]:
-        """The reply as JSON values, as if it had been stopped now."""
+        """The reply as JSON values, as if stopped now."""
         return {**vars(self), "ended": True, "deltas": list(self.deltas)}
 
     def add(self, event: Event) -> None:
@@ -132,12 +132,12 @@ class Reply(Kept):
                 self.spoken_bytes = len(event.result.text.encode())
 
     def rewrite(self, text: str) -> None:
-        """Replace the text; it counts as spoken evenly in the sent sound."""
+        """Replace the text; it counts as spoken evenly over the sent sound."""
         self.deltas, self.rewritten, self.spoken_bytes = [text], True, 0
 
     @property
     def text(self) -> str:
-        """Text of the reply that stays in the history; see `Session.heard`."""
+        """The text that stays in the history; see `Session.heard`."""
         if self.rewritten:
             text, share, sent_s = "".join(self.deltas), 1.0, self.sent_s * self.speed
             if self.heard_s is not None and sent_s:
@@ -159,7 +159,7 @@ class Reply(Kept):
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:
-    """Return the bytes of text per second of speech that the talker ended by itself."""
+    """Return the bytes of text per second of speech that the talker ended."""
     spoken = [reply for reply in replies if reply.spoken_bytes]
     text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
     return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
@@ -168,8 +168,8 @@ def mean_pace(replies: Sequence[Reply]) -> float:
 def joined_turns(entries: Iterable[Turn | Reply | None]) -> list[Turn]:
     """Return the turns that the model reads, with replies as turns.
 
-    A user's turn of images alone is joined to the user's next turn, tool calls to the assistant's
-    turn before them. A reply that was not heard is left out.
+    A user's turn of images alone joins the user's next turn, tool calls the assistant's turn before
+    them. An unheard reply is left out.
     """
     found: list[Turn] = []
     for entry in entries:

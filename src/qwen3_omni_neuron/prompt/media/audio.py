@@ -49,8 +49,7 @@ def load_waveform(
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels. item["audio_start"], item["audio_end"]: part, in seconds.
-    check: called with the known length, and again as it grows. warn: called for a file that is not
-    used whole.
+    check: called with the known length, and again as it grows. warn: called for a partly used file.
     Raises PromptTooLongError for audio longer than limit_s, AudioError for unusable audio.
     Source: qwen-omni-utils (audio_start, audio_end).
     """
@@ -85,7 +84,7 @@ def waveform_blocks(
 
 
 class ArrivingAudio:
-    """One clip's pieces as they arrive: checked, mixed to mono and resampled.
+    """Checks, mixes to mono and resamples one clip's pieces as they arrive.
 
     The samples equal those of `load_waveform` to the bit. sampling_rate: the pieces', in Hz.
     rate: the result's. where: name of the clip in errors. limit_s: longest clip.
@@ -103,9 +102,9 @@ class ArrivingAudio:
         return self._mixer.channels is not None
 
     def push(self, piece: Any, sampling_rate: Any) -> Waveform:
-        """Return what the next piece, [samples] or [samples, channels], completes.
+        """Return the samples completed by a piece, [samples] or [samples, channels].
 
-        A refused piece changes nothing. Raises AudioError and PromptTooLongError.
+        Raises AudioError and PromptTooLongError, and then changes nothing.
         """
         now = _checked_rate(sampling_rate, self._where)
         if now != self.sampling_rate:
@@ -120,7 +119,7 @@ class ArrivingAudio:
         return samples
 
     def finish(self) -> Waveform:
-        """Return the last samples. Raises AudioError, and ends nothing, for a short clip."""
+        """Return the last samples. Raises AudioError for a short clip, which may continue."""
         return self._stream.finish()
 
 
@@ -286,12 +285,12 @@ def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
 
 
 class _Mixer:
-    """Mixer of one clip's pieces. channels: None before the first sample."""
+    """Mixer of one clip's pieces. channels: None until the first sample."""
 
     channels: int | None = None
 
     def mix(self, piece: Any, place: str) -> tuple[Iterator[Waveform], int | None]:
-        """Return a piece's mono blocks, and the number of channels after it."""
+        """Return a piece's mono blocks, and the clip's channels so far."""
         samples = _numbers(piece, place)
         if samples.ndim not in (1, 2):
             raise _bad_shape(place, samples)

@@ -1,8 +1,8 @@
 """Sound and video files, opened without access to anything else; samples of sound.
 
-soundfile reads WAV, AIFF, FLAC and Ogg whose header has a length; PyAV all other files and, if
-installed, damaged or chained Ogg. Undecodable packets, gaps, a length other than the header's, and
-bytes after the end are warned of.
+soundfile reads WAV, AIFF, FLAC and Ogg with a length in the header; PyAV reads all other files and,
+if installed, damaged or chained Ogg. Warnings report undecodable packets, gaps, a length other than
+the header's, and bytes after the end.
 """
 
 import math
@@ -65,13 +65,13 @@ _NEXT_FILE = re.compile(
 
 
 class _ManyPacketsError(Exception):
-    """A file has more than MOST_PACKETS packets."""
+    """More than MOST_PACKETS packets."""
 
 
 class _Nameless:
-    """File without its name, from which the libraries would infer its format.
+    """File without a name, from which libraries would infer a format.
 
-    A seek to before the first byte does nothing: libsndfile's callbacks would print an exception.
+    Seeking before the first byte does nothing: libsndfile's callbacks would print an exception.
     """
 
     def __init__(self, file: BinaryIO):
@@ -88,7 +88,7 @@ class _Nameless:
 def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
     """Open a file with PyAV, and close it afterwards. kind: "audio" or "video".
 
-    Raises AudioError or VideoError, also for PyAV's errors inside the context.
+    Raises AudioError or VideoError, also for PyAV's errors in the block.
     """
     error, name = _ERRORS[kind], name_of(source)
     try:
@@ -155,7 +155,7 @@ def chosen_stream(streams: Sequence[_Stream], place: str, warn: Warn) -> _Stream
 
 
 class Packets:
-    """Packets of a stream, and the losses that all the file's packets show.
+    """Packets of a stream, and the losses that the file's packets show.
 
     failed: packets that could not be read or decoded. restarts: how often timestamps restart.
     missing: sentences about the first gaps in the sound's timestamps.
@@ -243,9 +243,9 @@ class Packets:
         self._heard_s += length_s
 
     def losses(self, source: Source, where: str, promised_s: float | None, found_s: float) -> str:
-        """Return the file's losses as a sentence, or "".
+        """Return a sentence about the file's losses, or "".
 
-        promised_s, found_s: length by the header, and of the stream that was read.
+        promised_s, found_s: lengths by the header, and of the stream.
         """
         name = self._container.format.name
         if name.startswith("matroska") and self._end_s > self._begin_s:
@@ -278,7 +278,7 @@ class Packets:
 
 
 def _losses(said: list[str], promised_s: float | None, found_s: float, left: int) -> str:
-    """Return the sentence about a damaged file. left: bytes after the end."""
+    """Return a sentence about a damaged file. left: bytes after the end."""
     if promised_s is not None and abs(promised_s - found_s) > _MISSING_S:
         said.append(f"its header promises {promised_s:.2f} s and {found_s:.2f} s are there")
     if left > _ID3_BYTES:
@@ -289,7 +289,7 @@ def _losses(said: list[str], promised_s: float | None, found_s: float, left: int
 
 
 def _left_of_chunk(file: BinaryIO) -> int:
-    """Count the bytes after a WAV's or AIFF's end; negative if some are missing."""
+    """Count the bytes after a WAV's or AIFF's end; negative for missing ones."""
     file.seek(0)
     head = file.read(8)
     said = int.from_bytes(head[4:], "little" if head.startswith(b"RIFF") else "big")
@@ -298,7 +298,7 @@ def _left_of_chunk(file: BinaryIO) -> int:
 
 
 def _left_of_next(file: BinaryIO, end: int) -> int:
-    """Count the bytes from another file's beginning on."""
+    """Count the bytes from the next file's beginning on."""
     size = file.seek(0, 2)
     file.seek(end)
     found = _NEXT_FILE.search(file.read(_TAIL))
@@ -306,7 +306,7 @@ def _left_of_next(file: BinaryIO, end: int) -> int:
 
 
 def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
-    """Return faults of an Ogg file's pages, and whether streams follow one another."""
+    """Return faults of an Ogg file's pages, and whether it is chained."""
     numbers: dict[bytes, int] = {}
     lost = chained = ended = begun = False
     at = 0
@@ -333,7 +333,7 @@ def _read_pages(file: BinaryIO) -> tuple[list[str], bool]:
 
 
 def _next_page(file: BinaryIO, at: int) -> int:
-    """Return the place of the first page from `at` on, or -1."""
+    """Return the first page's place from `at` on, or -1."""
     file.seek(at)
     while len(scanned := file.read(_SCANNED)) > 3:
         found = scanned.find(b"OggS")
@@ -378,7 +378,7 @@ def _read(source: Source, at: int, count: int) -> bytes:
 class OpenedSound:
     """Sound of a file, not yet decoded.
 
-    rate: first samples' rate in Hz. seconds: length by the header, None if unknown. sections:
+    rate: of the first samples, in Hz. seconds: length by the header, None if unknown. sections:
     samples, iterated once.
     """
 
@@ -395,7 +395,7 @@ def open_sound(source: Source, where: str, warn: Warn) -> OpenedSound:
 
 
 def _by_soundfile(source: Source, where: str, warn: Warn) -> OpenedSound | None:
-    """Open a file; return None if libsndfile can't, or finds no exact length."""
+    """Open a file; return None unless libsndfile can, and finds an exact length."""
     import soundfile
 
     with open_media(source, where, AudioError) as file:
@@ -491,7 +491,7 @@ def _pyav_sections(
 
 
 class _Batch:
-    """Samples of frames of one rate, type and number of channels, joined."""
+    """Joined samples of frames of one rate, type and number of channels."""
 
     def __init__(self) -> None:
         self._parts: list[NDArray[Any]] = []

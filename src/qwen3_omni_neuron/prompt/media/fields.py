@@ -27,15 +27,15 @@ from qwen3_omni_neuron.errors import (
 
 Source = str | Path | bytes
 FILES = (str, Path, bytes, bytearray)
-"""Types of an item's file, as opposed to samples and pixels."""
+"""Types of an item's file, unlike samples and pixels."""
 Warn = Callable[[str], object]
-"""Function of a sentence about a file that is used in part or otherwise than expected."""
+"""Function of a sentence about a file that is used partly or unexpectedly."""
 _SCHEME = re.compile(r"(data):|([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _NAME_CHARACTERS = 200
 
 
 def ignore(*_: object) -> None:
-    """Drop a warning, or accept what is checked: the default."""
+    """Drop a warning, or pass a check: the default."""
 
 
 def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
@@ -90,7 +90,7 @@ def name_of(source: Source) -> str:
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     """Open the source; the caller closes it.
 
-    Raises `error` for a missing or empty file, or one that is not regular.
+    Raises `error` for a missing, empty or irregular file.
     """
     if isinstance(source, bytes):
         if not source:
@@ -227,9 +227,9 @@ def file_format(head: bytes) -> FileFormat | None:
 
 
 def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
-    """Return the format of a file to be read as `wanted`: for audio, a video will do.
+    """Return the format of a file to be read as `wanted`; audio may be in a video.
 
-    Raises AudioError, ImageError or VideoError for another kind or a format that is not read.
+    Raises AudioError, ImageError or VideoError for another kind or an unsupported format.
     """
     error, name = _ERRORS[wanted], name_of(source)
     with open_media(source, where, error) as file:
@@ -262,7 +262,7 @@ MOST_PIXELS = 2**62
 MOST_SIDE = 1 << 20
 _MOST_FRAMES = 2**31 - 1
 _MOST_SECONDS = 1e9
-# One frame in 11 days: slower than any time lapse, and its positions still fit float32.
+# One frame in 11 days: slower than any time lapse; positions still fit float32.
 LEAST_FPS, MOST_FPS = 1e-6, 1e6
 
 Refusal = Callable[[str, str | None], Exception]
@@ -319,7 +319,7 @@ def _detail(value: Any) -> str | None:
 
 
 def _pixels(value: Any) -> int | None:
-    """Read a number of pixels, which qwen-omni-utils accepts with a fraction."""
+    """Read a number of pixels; qwen-omni-utils accepts fractions."""
     number = whole_number(value)
     if number is None:
         real = real_number(value)
@@ -392,8 +392,8 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the checked fields of an item, without those that are None.
 
-    given: its fields, without its type and its medium. of_file: the medium is a file, not frames.
-    Raises the error of `refusal` for an unknown field, a wrong value, or a contradiction.
+    given: its fields, without type and medium. of_file: the medium is a file, not frames. Raises
+    the error of `refusal` for an unknown field, a wrong value, or a contradiction.
     """
     known = fields_of(kind, over_http)
     made: dict[str, Any] = {}
@@ -438,7 +438,7 @@ def _text(name: Any) -> str | None:
 
 
 def _contradictions(made: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a message and the field to change for each contradiction."""
+    """Yield each contradiction's message, and the field to change."""
     if "fps" in made and "nframes" in made:
         yield "fps and nframes. Give one of them.", "nframes"
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):

@@ -42,8 +42,8 @@ def load_image(
     width], [height, width, channels] or [channels, height, width], of uint8 or of floats in [0, 1].
     EXIF orientation is applied, transparency is blended with white, an animation is its first
     frame, 16-bit grey its high byte.
-    check: called with the height and width of a file's image before it is decoded. warn: called for
-    a damaged image. Raises ImageError.
+    check: called with a file's height and width before decoding. warn: called for a damaged image.
+    Raises ImageError.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """
     from PIL.Image import Image
@@ -99,7 +99,7 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
         yield
     except ImageError:
         raise
-    # The warning is raised only if Python turns warnings into errors.
+    # The warning is raised if Python turns warnings into errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
     except Exception as error:  # the decoders' exceptions have no common class
@@ -137,7 +137,7 @@ def _upright_rgb(picture: "Image", place: str) -> "Image":
         picture.info["transparency"] = transparent
     if picture.mode in ("La", "RGBa"):
         picture = picture.convert(picture.mode.upper())  # undo premultiplied alpha
-    # Writers of BMP leave 0 in the bytes that could be alpha.
+    # Writers of BMP leave the alpha bytes at 0.
     if kind == "BMP" and picture.mode == "RGBA" and not picture.getchannel("A").getbbox():
         picture = picture.convert("RGB")
     in_palette = picture.mode == "P" and picture.palette and picture.palette.mode == "RGBA"
@@ -149,7 +149,7 @@ def _upright_rgb(picture: "Image", place: str) -> "Image":
 
 
 def _transparent(picture: "Image") -> Any:
-    """Return the transparent value of a picture, on Pillow's scale of a PNG's pixels."""
+    """Return a picture's transparent value, on Pillow's scale of a PNG's pixels."""
     value, tiles = picture.info.get("transparency"), getattr(picture, "tile", None)
     stored = tiles[0][3] if tiles and picture.format == "PNG" else None
     if value is None or stored not in ("L;2", "L;4", "RGB;16B"):

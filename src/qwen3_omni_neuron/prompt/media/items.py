@@ -82,7 +82,7 @@ Media = AudioItem | ImageItem | VideoItem
 
 
 def _size(picture: NDArray[np.uint8]) -> Item:
-    """Return limits with which a picture keeps its size."""
+    """Return limits that keep a picture's size."""
     pixels = picture.shape[0] * picture.shape[1]
     return {"min_pixels": pixels, "max_pixels": pixels}
 
@@ -138,7 +138,7 @@ class MediaLoader:
             )
 
         def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-            """Resize a file's frame at once: all of them may take gigabytes."""
+            """Resize each frame at once: unresized ones may take gigabytes."""
             from PIL import Image
 
             nonlocal grid
@@ -164,7 +164,7 @@ class MediaLoader:
         return VideoItem(visual, video.fps, clip, tuple(warnings))
 
     def prepared(self, kind: str, item: Mapping[str, Any], _where: str) -> Media:
-        """Return a stored turn's item, in the form of `AudioItem.item` and others, unchanged."""
+        """Return a stored turn's item, as `AudioItem.item` and others give it, unchanged."""
         if kind == "audio":
             return AudioItem(Clip(item["audio"], self._mel))
         if kind == "image":
@@ -173,5 +173,5 @@ class MediaLoader:
         return VideoItem(Visual(item["video"], self._pixels), item["fps"], clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
-        """Return an empty clip of this rate. Raises AudioError for the rate."""
+        """Return an empty clip. Raises AudioError for an unusable rate."""
         return GrowingClip(sampling_rate, self._mel, where, self._limit_s)

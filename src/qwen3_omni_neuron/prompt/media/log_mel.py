@@ -1,8 +1,8 @@
-"""Log-mel features of audio clips, computed once, as the audio arrives.
+"""Log-mel features of audio clips, computed as the audio arrives.
 
-Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last one zero-padded: with
-one block size every frame is the same to the bit, however samples arrive. A later, louder part
-changes only the floor that `scaled` applies.
+Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last one zero-padded, so
+that every frame is the same to the bit, however samples arrive. A later, louder part changes only
+the floor that `scaled` applies.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
@@ -20,7 +20,7 @@ from qwen3_omni_neuron.checkpoint.json_files import check_served, whole_setting
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 from qwen3_omni_neuron.prompt.media.audio import ArrivingAudio, Waveform
 
-BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
+BLOCK_FRAMES = 200  # 2 s, a quarter of an audio encoder's window: 0.4 ms of one core
 _MOST_FFT, _MOST_BINS, _MOST_RATE = 4096, 1024, 192_000
 MAX_HZ = 8000.0  # as in WhisperFeatureExtractor, at every sampling rate
 # Slaney scale: 3 mels per 200 Hz up to 1000 Hz, then 27 mels per factor of 6.4.
@@ -62,8 +62,8 @@ class MelSettings:
     def frames(self, samples: int, padded_samples: int) -> int:
         """Count a clip's frames when the longest clip of its request has padded_samples.
 
-        The longest clip's last frame has only the mirror image of its end and does not count: 330
-        samples are 2 frames alone, and 3 beside a clip of 480.
+        The longest clip's last frame has only its mirrored end, and does not count: 330 samples are
+        2 frames alone, and 3 beside a clip of 480.
         """
         return min(math.ceil(samples / self.hop), padded_samples // self.hop)
 
@@ -121,7 +121,7 @@ class LogMelStream:
         return mel[:, :kept], max(self.peak, mel.max().item())
 
     def _tail(self, zeros: int) -> Waveform:
-        """Return the samples from the next frame's first on, followed by zeros."""
+        """Return the samples from the next frame on, followed by zeros."""
         tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
         if self._frames:
             return tail
@@ -192,7 +192,7 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 class Clip:
     """Complete audio clip. rate: in Hz.
 
-    Features of its end depend on the conversation's longest clip, as the reference pads to it.
+    Its last features depend on the conversation's longest clip, to which the reference pads.
     """
 
     def __init__(self, waveform: Waveform, settings: MelSettings):
@@ -220,7 +220,7 @@ class Clip:
 
         Raises AudioError if both are too short for one frame.
         """
-        # Longer padding gives the same features: see LogMelStream.finish.
+        # Longer padding changes nothing: see LogMelStream.finish.
         padded = min(max(self.samples, padded_samples), self.samples + self._settings.n_fft + 1)
         if self._mel is None or self._mel[0] != padded:
             self._mel = padded, self._compute(padded)
@@ -244,12 +244,12 @@ class GrowingClip(Clip):
 
     @property
     def samples(self) -> int:
-        """Number of samples so far."""
+        """See Clip.samples."""
         return self._stream.samples
 
     @property
     def waveform(self) -> Waveform:
-        """The samples so far, float32 [samples]."""
+        """See Clip.waveform."""
         self._waveform = np.concatenate((self._waveform, *self._pieces))
         self._pieces = []
         return self._waveform
@@ -269,7 +269,7 @@ class GrowingClip(Clip):
         self._add(self._audio.push(piece, sampling_rate))
 
     def end(self) -> None:
-        """End the clip. Raises AudioError, and ends nothing, if it is too short."""
+        """End the clip. Raises AudioError if it is too short; it may then continue."""
         self._add(self._audio.finish())
 
     def complete_mel(self, frames: int) -> Tensor:
@@ -304,7 +304,7 @@ class GrowingClip(Clip):
 def features(clips: Sequence[Clip], growing_frames: int | None = None) -> list[Tensor]:
     """Return the features of a conversation's clips, float32 [mel_bins, frames] each.
 
-    growing_frames: set if the last clip still arrives: the size of its groups of frames.
+    growing_frames: group size of the last clip's frames if it still arrives.
     """
     longest = max((clip.samples for clip in clips), default=0)
     if growing_frames is None:

@@ -1,6 +1,6 @@
 """Images and video frames -> the vision encoder's input size, and patches.
 
-torch is not imported at the top: processes that only decode need none.
+torch is imported late: processes that only decode don't need it.
 """
 
 import math
@@ -198,8 +198,8 @@ class Sizes:
         low = usual[0] if asked.min_pixels is None else asked.min_pixels
         high: float = usual[1] if asked.max_pixels is None else asked.max_pixels
         if low > high:
-            # One passed limit contradicts the other's default. The minimum becomes 1, not the
-            # maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
+            # One passed limit contradicts the other's default. A minimum equal to the maximum would
+            # enlarge an image and round it up beyond: use 1.
             low, high = (low, low) if asked.max_pixels is None else (1, high)
         if size.frames is not None and total is not None:
             frames = -(-size.frames // self.temporal_patch_size) * self.temporal_patch_size
@@ -261,8 +261,8 @@ class PixelSettings:
     def video(self, frames: NDArray[np.uint8], grid: Grid) -> "Visual":
         """Resize immutable frames, uint8 [n, height, width, 3], to a grid.
 
-        The last frame is repeated up to a multiple of temporal_patch_size. Pillow and the
-        reference's torchvision differ by at most one of 256 levels.
+        Repeats the last frame up to a multiple of temporal_patch_size. Pillow and the reference's
+        torchvision differ by at most one of 256 levels.
         """
         from PIL import Image
 
@@ -303,8 +303,8 @@ class Visual:
     def patches(self) -> "Tensor":
         """Return the patches, float32 [frames, patches in a frame, patch_values].
 
-        They take four times the pixels' bytes (images: eight), so call it on one `part` at a time.
-        A patch is [channel, picture, y, x]; the patches of one token are adjacent.
+        They take four times the pixels' bytes (images: eight): call it on one `part` at a time. A
+        patch is [channel, picture, y, x]; the patches of one token are adjacent.
         """
         import torch
 
@@ -324,7 +324,7 @@ class Visual:
 
 
 def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
-    """Return the normalised input values of 256 levels, as in transformers."""
+    """Return the normalised values of 256 levels, as in transformers."""
     factor = settings.get("rescale_factor", 1 / 255)
     mean, std = settings.get("image_mean", _MEAN), settings.get("image_std", _STD)
     try:

@@ -116,7 +116,7 @@ def _sampling(item: Mapping[str, Any], where: str) -> Sampling:
 
 
 def _exact(seconds: float) -> Fraction:
-    """Return a moment in seconds; 0.1 is a tenth, not the float next to it."""
+    """Return seconds exactly: 0.1 is a tenth, not the nearest float."""
     return Fraction(str(float(seconds)))
 
 

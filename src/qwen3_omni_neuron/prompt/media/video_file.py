@@ -1,6 +1,6 @@
-"""Video file -> the frames that the model sees, their rate, and the audio, by PyAV.
+"""Video file -> the frames that the model sees, their rate, and the audio.
 
-A file is read for timestamps, without decoding, then for its frames, then for its audio.
+A file is read for timestamps without decoding, then for frames, then for audio.
 """
 
 import math
@@ -39,8 +39,8 @@ _FILLED, _KEY, _SHOWN = 1, 2, 4  # flags of a packet: has bytes, is a keyframe, 
 class Sampling:
     """Frames of a file that the model sees.
 
-    nframes: their number, even; None: fps per second, within min_frames and max_frames. start_s,
-    end_s: part of the file, end_s None: to its end.
+    nframes: their number, even; None: fps per second, from min_frames to max_frames. start_s,
+    end_s: part of the file; end_s None: to its end.
     """
 
     fps: float = 2.0
@@ -53,12 +53,12 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Timestamps of the frames of a file, or of a part of it.
+    """Timestamps of the frames of a file or its part.
 
     ticks: int64 [frames], ascending presentation timestamps. shown: int64 [frames], timestamp of
     the picture on the screen, or its number if `counted`. packets: int64 [frames]. tick: in
-    seconds. constant: all frames are shown equally long. start: in seconds of the file's clock.
-    keys: int64 [keyframes, 2], packets' numbers and timestamps.
+    seconds. constant: all frames last equally long. start: in seconds of the file's clock. keys:
+    int64 [keyframes, 2], packets' numbers and timestamps.
     """
 
     ticks: NDArray[np.int64]
@@ -82,8 +82,8 @@ class Timeline:
     def part(self, start_s: Fraction, end_s: Fraction | None) -> "Timeline":
         """Return the part from start_s, below `seconds`, to end_s.
 
-        At a constant rate its frames begin in it, as in qwen-vl-utils; else the frame on the screen
-        at start_s is included.
+        At a variable rate the frame on the screen at start_s is included; else frames begin in the
+        part, as in qwen-vl-utils.
         """
         if not start_s and end_s is None:
             return self
@@ -109,7 +109,7 @@ class Timeline:
         )
 
     def first_packet(self) -> int:
-        """Return the number of the packet where decoding must begin."""
+        """Return the first packet to decode."""
         if self.counted or self.keys is None:
             return 0
         numbers, ticks = self.keys.T
@@ -120,7 +120,7 @@ class Timeline:
 def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
     """Read timestamps, up to where they begin anew. fps: rate if the file has none.
 
-    Packets that an edit list leaves out are decoded, because others need them, and not shown.
+    Packets left out by an edit list are decoded, because others need them, but not shown.
     """
     tick = stream.time_base or Fraction(1)
     pts, durations, flags = array("q"), array("q"), bytearray()
@@ -155,7 +155,7 @@ def _timeline(
         start = Fraction(stream.start_time or 0) * tick
         numbers = np.arange(total)
         return Timeline(numbers, numbers, numbers, 1 / rate, total / rate, True, True, start)
-    # An empty packet shows the frame of the last filled packet.
+    # An empty packet shows the last filled packet's frame.
     filled = (flags[packets] & _FILLED) > 0
     held = np.maximum.accumulate(np.where(filled, np.arange(total), 0))
     seconds, constant = _length(ticks, int(durations[packets[-1]]) if total else 0, tick, rate)
@@ -172,7 +172,7 @@ def _timeline(
 def _length(
     ticks: NDArray[np.int64], last_duration: int, tick: Fraction, rate: Fraction
 ) -> tuple[Fraction, bool]:
-    """Return the length in seconds, and whether all frames are shown equally long."""
+    """Return the length in seconds, and whether all frames last equally long."""
     total = len(ticks)
     if total < 2:
         return (last_duration * tick if last_duration else 1 / rate), True
@@ -183,7 +183,7 @@ def _length(
     if off > min(1, between / 8):
         return (last - first + (last_duration or between)) * tick, False
     seconds = total * between * tick
-    # A header's rate that agrees with the timestamps has no rounding.
+    # A header's rate, if it agrees with the timestamps, is not rounded.
     return (total / rate if abs(total / rate - seconds) <= 2 * tick else seconds), True
 
 
@@ -215,7 +215,7 @@ def frames_to_sample(total: int, seconds: Fraction, sampling: Sampling) -> int:
 
 Frames = NDArray[np.uint8]
 Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
-"""Function of an upright frame, [height, width, 3], that returns the frame to keep; may raise."""
+"""Function (upright frame [height, width, 3]) -> frame to keep; may raise."""
 _HOLE = 1.5  # mean distances between frames
 
 
@@ -251,11 +251,11 @@ class Video:
 
 
 class _DisorderError(Exception):
-    """Decoded frames have descending timestamps, as in AVI with H.264, which stores none."""
+    """Decoded frames have descending timestamps, as in AVI, which stores none."""
 
 
 def keep_whole(frame: Frames) -> Frames:
-    """Keep a frame as it is: the default fit."""
+    """Keep a frame unchanged: the default."""
     return frame
 
 
@@ -364,7 +364,7 @@ def _audio_seconds(container: "InputContainer", timeline: Timeline, sampling: Sa
 def _read_frames(
     source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
 ) -> "_KeptFrames":
-    """Decode the frame shown at each chosen tick, without storing others."""
+    """Decode and keep the frame shown at each chosen tick."""
     with opened(source, where, "video") as container:
         stream = _video_stream(container, source, where, threads)
         kept = _KeptFrames(chosen, timeline, fit)
@@ -398,19 +398,19 @@ def _decoded(packets: Packets, first: int = 0) -> Iterator[Any]:
 
 
 def _pixels(frame: "VideoFrame", **size: Any) -> NDArray[Any]:
-    """Return a frame's pixels, scaled on one thread: a decoder's process can't start more."""
+    """Return a frame's pixels, scaled on one thread: decoders can't start more."""
     import av
 
-    # Earlier versions always use one.
+    # Earlier versions use one.
     threads: Any = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
     return frame.to_ndarray(format="rgb24", **size, **threads)
 
 
 def _orientation(frame: "VideoFrame") -> tuple[bool, bool, bool]:
-    """Return whether x and y of a frame are swapped, and then whether x and y are reversed.
+    """Return whether x and y of a frame are swapped, and then whether each is reversed.
 
-    The nearest of the eight right-angled orientations to the display matrix: nine integers, of
-    which [0, 1, 3, 4] map (x, y) to (a x + c y, b x + d y).
+    The right-angled orientation nearest to the display matrix: nine integers, whose [0, 1, 3, 4]
+    map (x, y) to (a x + c y, b x + d y).
     """
     found: Any = frame.side_data.get("DISPLAYMATRIX")
     if found is None:
@@ -421,7 +421,7 @@ def _orientation(frame: "VideoFrame") -> tuple[bool, bool, bool]:
 
 
 class _KeptFrames:
-    """Chosen frames: upright, fitted, and of one size. failed: undecodable packets."""
+    """Chosen frames, upright, fitted, of one size. failed: undecodable packets."""
 
     def __init__(self, chosen: list[int], timeline: Timeline, fit: Fit):
         self._chosen, self._fit = chosen, fit
@@ -478,7 +478,7 @@ def _read_audio(
     limit_s: float,
     warn: Warn,
 ) -> Waveform | None:
-    """Read the default audio stream of the timeline's time, mono at `rate` Hz."""
+    """Read the default audio stream for the timeline's span, mono at `rate` Hz."""
     place = f"{where} (its audio)"
     with opened(source, where, "video") as container:
         stream = chosen_stream(container.streams.audio, f"{where}: {name_of(source)}", warn)
@@ -524,7 +524,7 @@ def _read_audio(
 def _within(
     blocks: Iterable[Waveform], cut: int, silence: int, most: int | None
 ) -> Iterator[Waveform]:
-    """Yield `silence` zeros, then samples without the first `cut`; at most `most` in all."""
+    """Yield `silence` zeros, then samples after the first `cut`; at most `most` in all."""
     left = math.inf if most is None else most
     for block in chain([np.zeros(silence, np.float32)] if silence else [], blocks):
         if left <= 0:

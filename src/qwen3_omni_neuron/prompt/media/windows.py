@@ -1,4 +1,4 @@
-"""Windows of a sound, cut at pauses; longer silence is left out.
+"""Windows of a sound, cut at pauses, without longer silence.
 
 Loudness is the variance of 50 ms in dB of full scale. Sound is above -70 dB, and above a level set
 by the window and its lookahead:
@@ -27,8 +27,8 @@ LEAST_LONGEST_S = 5.0  # shorter limits may leave no place to cut
 _STRETCH = SAMPLING_RATE // 20
 _PAUSE = 20  # stretches of silence that are left out: 1 s
 _MARGIN = 4  # stretches of silence that stay beside sound
-_SHORTEST = 20  # stretches of the shortest window where there is no pause
-_CUT_SHARE = 0.25  # last share of a window without a pause, cut where it is quietest
+_SHORTEST = 20  # stretches of the shortest window without a pause
+_CUT_SHARE = 0.25  # last share of a window without a pause, where it is cut
 _FLOOR_DB, _LOUD_DB, _ABOVE_QUIET_DB, _BELOW_LOUDEST_DB = -70.0, -45.0, 10.0, 30.0
 _STEADY_DB, _STANDS_OUT_DB = 3.0, 15.0
 _NONE = np.empty(0, np.float32)
@@ -36,10 +36,10 @@ _NONE = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class Window:
-    """Part of a sound, transcribed on its own.
+    """Part of a sound, transcribed independently.
 
-    start_s, end_s: its sound in the whole. samples: float32 [samples] at SAMPLING_RATE, which may
-    begin earlier and end later.
+    start_s, end_s: place of its sound. samples: float32 [samples] at SAMPLING_RATE, which may begin
+    earlier and end later.
     """
 
     start_s: float
@@ -55,12 +55,12 @@ class Window:
 class GrowingWindows:
     """Windows of sound that arrives in pieces, each at most longest_s long.
 
-    Longer sound is cut where its last quarter is quietest; a silence of 1 s or more is in no
-    window. length, held: numbers of samples so far, and in no window yet.
+    Longer sound is cut where its last quarter is quietest; silence of 1 s or more is left out.
+    length, held: samples so far, and those not yet in a window.
     """
 
     def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
-        """timed: False for text alone: sound of at most longest_s is one window with its pauses.
+        """timed: False for text alone: sound of at most longest_s is one window, pauses included.
 
         longest_s: LEAST_LONGEST_S or more.
         """
@@ -71,7 +71,7 @@ class GrowingWindows:
         self._noise_level = _FLOOR_DB  # last level above room noise, in dB
 
     def push(self, samples: Waveform) -> list[Window]:
-        """Return the windows that these samples, at SAMPLING_RATE, complete."""
+        """Return the windows completed by these samples at SAMPLING_RATE."""
         self.length += len(samples)
         self.held += len(samples)
         self._pieces.append(samples)
@@ -113,7 +113,7 @@ class GrowingWindows:
     def _next(self, powers: _Powers, ends: bool) -> tuple[NDArray[np.intp], int]:
         """Return the first window's stretches of sound, and the number of stretches used.
 
-        powers: power of each stretch that the window may depend on. ends: no others follow.
+        powers: of each stretch that the window may depend on. ends: no others follow.
         """
         loud = self._loud(powers)
         leaves_out = 0
@@ -160,7 +160,7 @@ class GrowingWindows:
 
 
 def _powers_of(samples: Waveform) -> _Powers:
-    """Return the power of each 50 ms; the last stretch may be shorter."""
+    """Return the power of each stretch; the last one may be shorter."""
     whole, rest = divmod(len(samples), _STRETCH)
     powers = samples[: whole * _STRETCH].reshape(whole, _STRETCH).var(axis=1)
     return np.append(powers, samples[len(samples) - rest :].var()) if rest else powers
