@@ -1,1 +1,1 @@
-"""Engines on the CPU: in C where compiled and supported (native), else in torch (eager)."""
+"""Engines on the CPU: in C (native) if compiled and supported, else in torch (eager)."""

@@ -1,4 +1,4 @@
-"""Builds engines on the CPU from a checkpoint or a compiled tree."""
+"""Build CPU engines from a checkpoint or a compiled tree."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from qwen3_omni_neuron.engines.protocols import StageEngines
 
 
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
-    """Build some stages' engines in this process, with only their weights.
+    """Build some stages' engines in this process, with their weights only.
 
-    They are in C where it was compiled and computes the plan's dtype, else in torch. stages: some
-    of checkpoint.modules.STAGES. Raises CheckpointError, ArtifactError (see cpu.weights).
+    In C if it was compiled and computes the plan's dtype, else in torch. stages: of
+    checkpoint.modules.STAGES. Raises CheckpointError, ArtifactError (see cpu.weights).
     """
     library = library_for(spec.plan.dtype)
     if library is None:

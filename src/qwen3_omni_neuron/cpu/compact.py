@@ -1,8 +1,8 @@
-"""bfloat16 matrices in 12 bits a number, lossless: the compact form of library.h.
+"""bfloat16 matrices stored losslessly in 12 bits a number: library.h's compact form.
 
-A trained matrix has few exponents. For each output and 256 inputs, 16 exponents are encoded in 4
-bits, beside sign and mantissa; numbers with other exponents are listed in their block's head. A
-matrix with too many of these, or whose inputs are not a multiple of 4, has no compact form.
+A trained matrix has few exponents. Per output and 256 inputs, 16 exponents are encoded in 4 bits,
+beside sign and mantissa; the block's head lists numbers with others. A matrix with too many of
+these, or whose inputs are not a multiple of 4, has no compact form.
 
 A panel of 32 outputs is a row of bytes: [..., out, into] becomes uint8 [..., ceil(out / 32), bytes
 of a panel].
@@ -20,10 +20,10 @@ BLOCK_HEAD = 128
 QUAD_BYTES = 3 * 2 * PANEL
 """Bytes of four inputs of a panel."""
 _AT_ONCE = 1 << 20
-"""Numbers that torch unpacks at a time: about 100 bytes for each."""
+"""Numbers that torch unpacks at a time, about 100 bytes each."""
 
-# Output of each place of a row. Neighbours, halves of 32 bits, are 8 outputs apart: a shift and a
-# mask give two vectors of floats.
+# Output of each place of a row. Neighbours, halves of 32 bits, are 8 outputs apart, so that a shift
+# and a mask give two float vectors.
 OUTPUTS = [16 * (place // 16) + place % 16 // 2 + 8 * (place % 2) for place in range(PANEL)]
 
 

@@ -52,7 +52,7 @@ def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
 
 
 def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
-    """Build the talker over its decoder, which may run elsewhere; the rest runs here."""
+    """Build the talker over its decoder, which may run elsewhere."""
     c = spec.config.talker
     assert c and models.code_predictor and models.hidden_projection
     arithmetic = getattr(torch, spec.plan.predictor_arithmetic)
@@ -69,7 +69,7 @@ def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
 
 
 class EagerSlots(CpuSlots):
-    """Slots of a thinker or a talker of model/; otherwise as CpuSlots."""
+    """CpuSlots of a thinker or a talker of model/."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class EagerThinkerSlots(EagerSlots):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to a slot's first `start` rows; see ThinkerSlots.prefill_tokens."""
+        """See ThinkerSlots.prefill_tokens."""
         rows = media_rows(self._model, torch.from_numpy(token_ids), media)
         added = None if media is None else media.added()
         places = torch.from_numpy(positions)
@@ -136,7 +136,7 @@ class EagerThinkerSlots(EagerSlots):
 
     @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see ThinkerSlots.step_tokens."""
+        """See ThinkerSlots.step_tokens."""
         logits: Tensor = self.step(slots, torch.tensor(token_ids))
         return logits
 
@@ -156,7 +156,7 @@ class EagerPredictor:
         hidden: Tensor,
         feedback: Tensor,
     ) -> Tensor:
-        """Complete a frame of each slot; see Predictor.predict."""
+        """See Predictor.predict."""
         steps, vocabulary, _ = self._predictor.head.shape
         rows = list(slots)
         given = hidden[rows].to(self._arithmetic), torch.tensor(code0)
@@ -171,27 +171,27 @@ class EagerPredictor:
 
 
 class EagerCode2Wav:
-    """Code2WavCalls of cpu.vocoder. State tensors have streams as first axis."""
+    """Code2WavCalls of cpu.vocoder. State tensors' first axis is streams."""
 
     def __init__(self, code2wav: Code2Wav):
         self._code2wav, self.config = code2wav, code2wav.config
 
     @torch.inference_mode()
     def start(self, codes: Tensor) -> tuple[Tensor, State]:
-        """Decode the first chunk of streams."""
+        """See Code2WavCalls.start."""
         return self._code2wav.start(codes)
 
     @torch.inference_mode()
     def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode the next chunk of streams, without changing `state`."""
+        """See Code2WavCalls.step."""
         return self._code2wav.step(codes, state)
 
     def join(self, states: Sequence[State]) -> State:
-        """Join single streams' states."""
+        """See Code2WavCalls.join."""
         if len(states) == 1:
             return states[0]
         return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
 
     def split(self, state: State) -> Sequence[State]:
-        """Reverse `join`."""
+        """See Code2WavCalls.split."""
         return list(zip(*(tensor.split(1) for tensor in state), strict=True))

@@ -32,9 +32,8 @@ class CpuAudio:
         end = 0
         # In another batch size, or with a longer window, torch adds in another order: a prompt in
         # pieces would differ from the whole prompt in the last bits. Batches are not faster (128 s
-        # of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with the tiny
-        # checkpoint, 217, 222, 281 and 340 ms with the small one), and a released window's
-        # convolutions take 130 MB of float32.
+        # of audio on one core, 1 and 16 at once: 57 and 62 ms with the tiny checkpoint, 217 and 340
+        # ms with the small one), and a released window's convolutions take 130 MB of float32.
         for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
             # [1, mels, 100 * chunks] -> [chunks, mels, 100]
             chunks = batch.mel[0].to(dtype).unflatten(1, (-1, c.chunk_mel_frames)).transpose(0, 1)
@@ -49,7 +48,7 @@ class CpuAudio:
 class CpuVision:
     """Vision encoder over model.vision_encoder.
 
-    patch_buckets: patch counts that frames are padded to, ascending; empty: no padding.
+    patch_buckets: patch counts to which frames are padded, ascending; empty: no padding.
     """
 
     def __init__(self, encoder: VisionEncoder, patch_buckets: Sequence[int] = ()):

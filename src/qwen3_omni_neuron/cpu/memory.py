@@ -12,7 +12,7 @@ CONTAINER_LIMITS = tuple(  # files of cgroups of version 2 and 1
     Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes")
 )
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14
-_PIECE_BYTES = 64 << 20  # signals wait for a call: 0.1 to 0.5 s of a disk
+_PIECE_BYTES = 64 << 20  # signals wait for a call: 0.1 to 0.5 s on a disk
 
 
 def memory_bytes() -> int:
@@ -23,11 +23,11 @@ def memory_bytes() -> int:
 
 
 def map_pages(tensors: Sequence[Tensor]) -> None:
-    """Read a mapped file's tensors now, in order, and map their pages into this process.
+    """Read a mapped file's tensors in order, and map their pages into this process.
 
-    Otherwise a page is read on first use, at half the disk's speed, while a reply waits, and Linux
-    evicts unmapped pages first. Does nothing for more bytes than the memory, or without this
-    system call.
+    Otherwise pages are read on first use, at half the disk's speed, while a reply waits, and Linux
+    evicts unmapped pages first. Does nothing for more bytes than the memory, or without the system
+    call.
     """
     spans = [(t.data_ptr(), t.nbytes) for t in tensors if t.nbytes]
     if not hasattr(mmap, "MADV_HUGEPAGE") or sum(n for _, n in spans) > memory_bytes():

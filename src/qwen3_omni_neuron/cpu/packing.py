@@ -1,12 +1,12 @@
-"""Matrices in the C's layout: panels of 32 outputs, in float32, bfloat16, int8 or int4.
+"""Matrices in the C's layout: panels of 32 outputs in float32, bfloat16, int8 or int4.
 
 [..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
-gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
-float32 scale per output: a row's largest weight is 127.
+gate_up matrix [..., 2 width, into] is packed as two. An int8 matrix has a float32 scale per output:
+a row's largest weight is 127.
 
 An int4 matrix has a signed scale per output and group of inputs: a weight is scale * number, -8 to
-7. A panel has one block of bytes a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of
-a block]; library.h describes a block.
+7. A panel has one block a group, uint8 [..., ceil(out / 32), ceil(into / group), bytes of a block];
+library.h describes blocks.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch import Tensor
 
 PANEL = 32  # as in library.h
 INT4_STEPS = tuple(-7 - n / 8 for n in range(22))
-"""Values tried by `quantise_groups` for a group's largest weight: steps of other sizes."""
+"""Values that `quantise_groups` tries for a group's largest weight."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def packed_type(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that a matrix is packed in: see `pack`."""
+    """Return a packed matrix's dtype: see `pack`."""
     widen = matrix.dtype == torch.bfloat16 and dtype == torch.float32
     assert widen or dtype in (None, matrix.dtype), f"{matrix.dtype} can't be packed as {dtype}"
     return dtype or matrix.dtype
@@ -59,7 +59,7 @@ def pack(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def unpack(packed: Tensor, out: int) -> Tensor:
-    """Return a packed matrix' [..., out, into]."""
+    """Return a packed matrix's [..., out, into]."""
     return packed.transpose(-1, -2).flatten(-3, -2)[..., :out, :].contiguous()
 
 
@@ -72,9 +72,9 @@ def grouped_shape(shape: tuple[int, ...], groups: Groups) -> tuple[int, ...]:
 def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Round a bfloat16 matrix [..., out, into] to int4.
 
-    Returns its numbers, int8 [..., out, into], and its scales [..., out, ceil(into / size)]. A
-    group's largest weight becomes each of INT4_STEPS in turn, the others the nearest numbers; the
-    step with the least squared error, under its best scale, wins.
+    Returns numbers, int8 [..., out, into], and scales [..., out, ceil(into / size)]. A group's
+    largest weight becomes each of INT4_STEPS in turn, the others the nearest numbers; the step with
+    the least squared error under its best scale wins.
     """
     assert matrix.dtype == torch.bfloat16 and groups.scale == torch.bfloat16
     if matrix.ndim > 2:
@@ -86,9 +86,9 @@ def quantise_groups(matrix: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     largest = torch.where(most > -least, most, least)
     best, scale = torch.zeros_like(largest), torch.zeros_like(largest)
     for step in INT4_STEPS:
-        # Division by a number multiplies by its reciprocal, which differs from the C.
+        # Dividing by a number would multiply by its reciprocal, unlike the C.
         per_step = torch.tensor(step) / largest
-        # NaN if all weights are zero: its comparison below is false.
+        # NaN if all weights are zero: the comparison below is false.
         numbers = _nearest(padded * per_step.unsqueeze(-1))
         # These sums are exact in any order: see quantise of vector_kernels.h.
         products, squares = (padded * numbers).sum(-1), numbers.square().sum(-1)
@@ -112,7 +112,7 @@ def pack_groups(numbers: Tensor, scale: Tensor, groups: Groups) -> Tensor:
     """
     outs, inputs = -numbers.shape[-2] % PANEL, -numbers.shape[-1] % groups.size
     padded = (F.pad(numbers, (0, inputs, 0, outs)) + 8).view(torch.uint8)
-    # Two numbers a byte, low bits first; eight are a word of the C.
+    # Two numbers a byte, low bits first; eight make a word of the C.
     joined = padded[..., ::2] | (padded[..., 1::2] << 4)
     words = joined.view(torch.int32).unflatten(-2, (-1, PANEL))
     by_group = words.unflatten(-1, (-1, groups.size // 8)).movedim(-3, -1)
@@ -123,7 +123,7 @@ def pack_groups(numbers: Tensor, scale: Tensor, groups: Groups) -> Tensor:
 
 
 def unpack_groups(packed: Tensor, out: int, into: int, groups: Groups) -> Tensor:
-    """Return a packed int4 matrix' weights, float32 [..., out, into]."""
+    """Return a packed int4 matrix's weights, float32 [..., out, into]."""
     numbers, scales = packed.split([groups.number_bytes, PANEL * groups.scale.itemsize], -1)
     words = numbers.contiguous().view(torch.int32).unflatten(-1, (-1, PANEL, 1))
     shifts = torch.arange(28, -1, -4, dtype=torch.int32)

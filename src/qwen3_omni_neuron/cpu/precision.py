@@ -11,11 +11,11 @@
 * Inputs of int8 and int4 matrices are rounded (cpu.rounded_inputs) and multiplied as integers.
 
 With int8, int4 and bfloat16 the code predictor defaults to `mixed`, and computes in float32: the
-released one has an activation of about 49,000, under which int8 in any group of its matrices
-changes too many codes, even with down projections as in mixed (bench.quantisation, outlier).
+released one has an activation of about 49,000, with which int8 in any group of matrices changes too
+many codes, even with mixed down projections (bench.quantisation, outlier).
 
-Weights for the C are packed (see cpu.packing), bfloat16 matrices in 12 bits where lossless (see
-cpu.compact). Without the compiled library they are unpacked and widened to float32 at load.
+Weights for the C are packed (cpu.packing), bfloat16 matrices in 12 bits where lossless
+(cpu.compact). Without the library they are widened to float32 at load.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,15 +51,15 @@ _DECODERS = ("thinker", "talker", "code_predictor")
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Conv2d)
 _SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 GROUPS = "_groups"
-"""Suffix of the attribute with an int4 parameter's format."""
+"""Suffix of an int4 parameter's attribute with its format."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices, convolutions and tables of rows. others: type of norms, biases and
-    all arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
+    matrices: type of matrices, convolutions and tables of rows. others: of norms, biases and
+    arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
     matrices of encoders, thinker, talker and code predictor. layers: kind of those in the thinker's
     layers.
     """
@@ -84,12 +84,12 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Form of one parameter in memory and in a tree.
+    """Form of one parameter in memory and in trees.
 
-    kind: "whole", in the module's shape; or a packed matrix: "panels", "compact" (panels if
-    lossy), "int8", "int4", or "published", int4 with the checkpoint's own numbers. dtype: type
-    that its values are rounded to first. shape: the module's. matrix: packed matrix' shape
-    [..., out, into] before packing. groups: format of an int4 or published one.
+    kind: "whole", in the module's shape; or a packed matrix: "panels", "compact" (panels if lossy),
+    "int8", "int4", or "published", int4 with the checkpoint's own numbers. dtype: to which its
+    values are rounded first. shape: the module's. matrix: shape [..., out, into] before packing.
+    groups: format of an int4 or published one.
     """
 
     kind: str
@@ -100,11 +100,11 @@ class WeightForm:
 
     @property
     def plain(self) -> "WeightForm":
-        """The form of a matrix that has no compact one."""
+        """The form of a matrix without a compact one."""
         return replace(self, kind="panels") if self.kind == "compact" else self
 
     def read(self, stored: torch.dtype) -> torch.dtype:
-        """Return the dtype that `keep` expects for a parameter stored as `stored`.
+        """Return the dtype that `keep` expects of a parameter stored as `stored`.
 
         A bfloat16 matrix stays bfloat16 until packing widens it.
         """
@@ -159,7 +159,7 @@ class WeightForm:
 def part_precision(part: str, dtype: str, predictor_dtype: str = SAME) -> Precision:
     """Return the precision of a part of checkpoint.modules.Models.
 
-    Weights that are not packed are in `dtype`, whatever predictor_dtype.
+    Unpacked weights are in `dtype`, whatever predictor_dtype.
     """
     precision = PRECISIONS[dtype]
     own = part == "code_predictor" and predictor_dtype != SAME and precision.packed
@@ -172,7 +172,7 @@ def library_for(dtype: str) -> Any:
 
 
 def _panels(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pack a matrix [..., out, into] in C or in torch: the same bytes."""
+    """Pack a matrix [..., out, into] in C or torch: the same bytes."""
     library = find_library()
     if library is None:
         return pack(matrix, dtype)
@@ -191,7 +191,7 @@ def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
 
 
 def _packed_compact(matrix: Tensor) -> Tensor | None:
-    """Return the compact form by the C; None without the library, or where there is none."""
+    """Return the compact form, computed in C; None without the library or such a form."""
     if (library := find_library()) is None:
         return None
     from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c
@@ -209,15 +209,14 @@ def weight_form(
     """Return the form of a parameter of a part.
 
     stored: published form of each of its stored matrices, None for weights. With int8 and int4 a
-    thinker's matrix keeps its numbers if all are int4 in groups of one size. Numbers other than
-    FP8 are never compact: too many are zero.
+    thinker's matrix keeps its numbers if all are int4 in groups of one size. Only FP8 numbers may
+    be compact: of others, too many are zero.
     """
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)
     shape = tuple(module.get_parameter(target).shape)
     if not _is_matrix(owner, name) or part == "code2wav":
-        # Torch interpolates the vision encoder's table. The other matrices are code2wav's, which
-        # packs them itself.
+        # Torch interpolates the vision encoder's table. Code2wav packs the other matrices itself.
         is_table = isinstance(owner, nn.Embedding) or name == "embedding"
         is_convolution = isinstance(owner, _CONVOLUTIONS) and name == "weight"
         small = (is_table and part != "vision_encoder") or _is_matrix(owner, name) or is_convolution
@@ -254,7 +253,7 @@ def _published_groups(stored: Sequence[QuantisedForm | None]) -> Groups | None:
 def weight_forms(
     precision: Precision, name: str, part: Part, quantised: Mapping[str, QuantisedForm]
 ) -> dict[str, WeightForm]:
-    """Return the form of each parameter of a part. quantised: Checkpoint.quantised."""
+    """Return a part's forms by parameter. quantised: Checkpoint.quantised."""
     return {
         target: weight_form(
             precision, name, part.module, target, [quantised.get(piece.name) for piece in pieces]

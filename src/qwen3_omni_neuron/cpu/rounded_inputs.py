@@ -1,4 +1,4 @@
-"""Inputs of int8 and int4 matrices as the C rounds them (product.h), for torch.
+"""Inputs of int8 and int4 matrices, rounded in torch as in the C (product.h).
 
 Each 32 inputs of a row share a scale: the largest becomes LIMITS' integer, or its negative, and the
 others the nearest integers. The C sums a group's products in integers; here they are floats.
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.moe import MoeFeedForward
 
 INPUTS = 32
 LIMITS = {"int8": 4095, "int4": 127, "published": 127}
-"""Largest integer of a group of inputs, by the kind of a weight's form."""
+"""Largest integer of a group of inputs, by kind of WeightForm."""
 _SMALLEST = 2.0**-100  # groups without a larger input become zeros
 
 
@@ -26,14 +26,14 @@ def round_inputs(x: Tensor, limit: int) -> Tensor:
     groups = F.pad(x, (0, -into % INPUTS)).unflatten(-1, (-1, INPUTS))
     largest = groups.abs().amax(-1, keepdim=True)
     zero = largest <= _SMALLEST
-    # Division by a number multiplies by its reciprocal, which differs from the C.
+    # Dividing by a number would multiply by its reciprocal, unlike the C.
     scale = torch.where(zero, 0.0, largest / largest_integer)
     numbers = (groups * torch.where(zero, 0.0, largest_integer / largest)).round_()
     return (numbers * scale).flatten(-2)[..., :into]
 
 
 def round_inputs_of(module: nn.Module, target: str, kind: str) -> None:
-    """Let a module round the inputs of its parameter `target`, of this kind of form."""
+    """Let a module round the inputs of its parameter `target` of this kind."""
     if kind not in LIMITS:
         return
     owner_name, _, name = target.rpartition(".")

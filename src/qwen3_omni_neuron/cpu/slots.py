@@ -20,17 +20,17 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 
 
 class CpuSlots(SlotLengths):
-    """KV cache of a decoder, with each slot's length and next rope position.
+    """KV cache of a decoder, with slots' lengths and next rope positions.
 
-    context_length: positions of a slot. dtype: type of the KV cache. Raises OptionError if the
-    cache's address space can't be allocated.
+    context_length: positions of a slot. dtype: the cache's. Raises OptionError if its address space
+    can't be allocated.
     """
 
     chunked_prefill = True
 
     def __init__(self, config: DecoderConfig, slots: int, context_length: int, dtype: torch.dtype):
         super().__init__(slots)
-        self._written = [0] * slots  # positions that may have rows, also dropped ones
+        self._written = [0] * slots  # positions that may have rows, even dropped ones
         self.context_length = context_length
         try:
             self._cache = KvCache.zeros(config, slots, context_length, dtype)
@@ -41,7 +41,7 @@ class CpuSlots(SlotLengths):
             ) from error
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy a slot's first rows to another slot, and drop the latter's other rows.
+        """Copy a slot's first rows to another slot, and drop the target's other rows.
 
         The target needs a prefill before its next step.
         """
@@ -53,7 +53,7 @@ class CpuSlots(SlotLengths):
         self._lengths[target] = rows
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear. Unwritten positions still use no memory."""
+        """See Thinker.clear. Unwritten positions still use no memory."""
         self._drop(slot, 0)
         super().clear(slot)
         for cache in (self._cache.keys, self._cache.values):

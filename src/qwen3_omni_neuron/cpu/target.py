@@ -18,9 +18,9 @@ _quantised_dtype = LazyFunction("qwen3_omni_neuron.cpu.weights", "quantised_dtyp
 
 
 def auto_dtype(folder: Path, config: OmniConfig, adapters: Sequence[AdapterPath]) -> str:
-    """Return the dtype that "auto" means. Raises CheckpointError.
+    """Return the dtype of "auto". Raises CheckpointError.
 
-    A quantised checkpoint has its own with the compiled library: torch would widen it.
+    With the compiled library a quantised checkpoint has its own; torch would widen it.
     """
     if read_settings(folder) is None or find_library() is None:
         return "mixed" if config.dtype == "bfloat16" else config.dtype
@@ -54,13 +54,13 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-# Compiled models have weights in this package's layout, so only its version makes them stale.
+# Compiled models have this package's layout, so only its version makes them stale.
 CPU = Target(
     LIMITS,
     decisive_versions,

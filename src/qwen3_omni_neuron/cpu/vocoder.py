@@ -1,4 +1,4 @@
-"""Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
+"""Vocoder engine on the CPU: code2wav in chunks, with a streaming state per slot."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ FRAMES_AT_ONCE = 16  # beyond, arithmetic dominates, not the reading of weights
 class CpuVocoder:
     """Vocoder over calls of code2wav; see engines.protocols.Vocoder.
 
-    After a padded chunk a slot has no state, because it would include padding.
+    After a padded chunk a slot has no state: it would include padding.
     """
 
     fault: Fault | None = None
@@ -34,7 +34,7 @@ class CpuVocoder:
         self._calls = calls
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode streams' first chunks. Raises BucketError for too few or too many frames."""
+        """Decode streams' first chunks. Raises BucketError for too few or many frames."""
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         samples, state = self._calls.start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
@@ -42,7 +42,7 @@ class CpuVocoder:
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode streams' next chunks. Raises BucketError as `start`.
 
-        Every slot was started, and its last chunk was not padded.
+        Every slot was started, and its last chunk not padded.
         """
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         stateless = [slot for slot in slots if slot not in self._states]
@@ -76,7 +76,7 @@ class CpuVocoder:
 
 
 class Code2WavCalls(Protocol):
-    """Code2Wav.start and Code2Wav.step; states fit only the calls of the same object."""
+    """Code2Wav.start and Code2Wav.step; states fit only the same object."""
 
     config: Code2WavConfig
 

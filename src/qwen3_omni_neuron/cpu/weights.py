@@ -1,6 +1,6 @@
-"""Load weights from a checkpoint, write them to a compiled tree, and load them from it.
+"""Load weights from a checkpoint; write them to and load them from a compiled tree.
 
-A tree has one file a model, with parameters in the forms of cpu.precision. All processes share the
+A tree has one file per model, with parameters in the forms of cpu.precision. Processes share the
 mapped files' pages.
 """
 
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS_FILE = "weights.safetensors"
 NOT_QUANTISED: Mapping[str, QuantisedForm] = MappingProxyType({})
 Forms = Mapping[str, Mapping[str, WeightForm]]
-"""Each parameter's form, by its part's name and its own."""
+"""Each parameter's form, by part and parameter name."""
 
 
 def load_checkpoint_models(
@@ -72,8 +72,8 @@ def load_checkpoint_models(
 ) -> Models:
     """Read some stages' modules from a checkpoint, one parameter at a time.
 
-    packed: weights that this dtype packs stay so, for the C; else widened, for torch. Raises
-    CheckpointError; see checkpoint.parameters.load_parts.
+    packed: keep weights packed for the C if this dtype packs them; else widen them for torch.
+    Raises CheckpointError; see checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
@@ -97,8 +97,7 @@ def load_compiled_models(
 ) -> Models:
     """Load some stages' modules from a tree. Raises ArtifactError.
 
-    The talker also gets the thinker's token embedding. quantised: Checkpoint.quantised of the
-    tree's checkpoint.
+    The talker also gets the thinker's token embedding. quantised: see Checkpoint.
     """
     models, parts = lay_out(config, stages)
     forms = _forms_of(parts, dtype, predictor_dtype, quantised)
@@ -118,7 +117,7 @@ def load_compiled_models(
                 map_pages(kept)
     if "embedding" in parts:
         given = {"embedding": parts["embedding"]}, forms, widened
-        # The thinker maps its pages: here they would count twice.
+        # The thinker maps its pages; here they would count twice.
         _fill(tree / "thinker", *given, prefix="thinker.embedding.")
     return models
 
@@ -139,7 +138,7 @@ def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[Adapter
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
     "int4" if all the thinker's 4-bit matrices are kept as published, else "int8", which keeps the
-    same numbers: a merged matrix would lose as much to 4 bits as an adapter adds. Raises
+    same numbers: in 4 bits a merged matrix would lose as much as an adapter adds. Raises
     CheckpointError.
     """
     _, parts = lay_out(config, ("thinker",))
@@ -168,7 +167,7 @@ def _kept(
 
 
 def _published(form: WeightForm, pieces: Sequence[Piece], reader: ShardReader) -> Tensor:
-    """Read and pack a parameter's published numbers, one matrix of a stack at a time.
+    """Read and pack a parameter's published numbers, a stack's matrices one at a time.
 
     Raises CheckpointError if a shape contradicts config.json.
     """
@@ -212,7 +211,7 @@ def put_widened(
 def put_kept(module: nn.Module, target: str, form: WeightForm, kept: Mapping[str, Tensor]) -> None:
     """Set a module's parameter to its kept tensors.
 
-    For cpu.native.binding.Weights.matrix, add an int8 matrix' scale, and an int4 one's format.
+    Adds an int8 matrix's scale, and an int4 one's format, for cpu.native.binding.Weights.matrix.
     """
     put_parameter(module, target, kept[target])
     owner_name, _, name = target.rpartition(".")
@@ -238,8 +237,7 @@ def _fill(
 ) -> list[Tensor]:
     """Fill parts' modules from a model's folder. Returns the tensors used.
 
-    widened: float32, for torch. prefix: prefix of these parameters' names, instead of the part's
-    name.
+    widened: float32, for torch. prefix: of these parameters' names, instead of the part's name.
     """
     expected = _file_layout(parts, forms, prefix)
     plain = _file_layout(parts, forms, prefix, plain=True)
@@ -271,7 +269,7 @@ def _fill(
 
 
 def compile_model(plan: CompilePlan, model: str, folder: Path) -> ModelRecord:
-    """Write a model's weights into `folder`, by parameter. Raises OSError, CheckpointError."""
+    """Write a model's weights into `folder`. Raises OSError, CheckpointError."""
     started = time.monotonic()
     checkpoint = Checkpoint(plan.model, plan.adapters)
     parts = _stage_parts(plan, model)
@@ -308,7 +306,7 @@ def model_bytes(
     model: str,
     quantised: Mapping[str, QuantisedForm] = NOT_QUANTISED,
 ) -> int:
-    """Return the bytes of a model's weights in a tree. parts: all parts of its stage."""
+    """Return the bytes of a model's weights in a tree. parts: all of its stage."""
     chosen = {name: parts[name] for name in MODEL_PARTS[model]}
     forms = _forms_of(chosen, dtype, predictor_dtype, quantised)
     return layout_bytes(_file_layout(chosen, forms))
@@ -321,7 +319,7 @@ def _stage_parts(plan: CompilePlan, model: str) -> dict[str, Part]:
 def _file_layout(
     parts: Iterable[str], forms: Forms, prefix: str = "", plain: bool = False
 ) -> Layout:
-    """Return shape and dtype of some parts' tensors by name, as in their file.
+    """Return shapes and dtypes of some parts' tensors by name, as in their file.
 
     plain: without compact forms.
     """

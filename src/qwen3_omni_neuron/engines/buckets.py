@@ -15,7 +15,7 @@ def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
 def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
     """Return the smallest of the ascending `buckets` that holds `length`; `length` without buckets.
 
-    what: the unit for the error, such as "prompt rows". Raises BucketError if none is long enough.
+    what: unit for the error, such as "prompt rows". Raises BucketError if all are too short.
     """
     if not buckets:
         return length

@@ -16,8 +16,8 @@ from qwen3_omni_neuron.errors import BucketError
 def rows_of(batch: Tensor) -> list[Tensor]:
     """Return the rows [1, ...] of a batch, as views.
 
-    By numpy if it has the dtype: torch operations release the interpreter lock, for which all
-    stages compete.
+    By numpy if it has the dtype: torch operations release the interpreter lock, for which stages
+    compete.
     """
     if batch.dtype is torch.bfloat16:
         return list(batch.split(1))
@@ -29,7 +29,7 @@ def sampling_arrays(
 ) -> tuple[NDArray[np.float32], list[float], list[int]]:
     """Return noise [n, codes, vocab], top_p and top_k of frames that are all sampled.
 
-    A greedy frame gets top_k 1 and no noise: the first of its likeliest codes.
+    A greedy frame gets top_k 1 and no noise, hence the first of its likeliest codes.
     """
     noise = np.zeros((len(sampling), codes, vocab), np.float32)
     for row, frame in zip(noise, sampling, strict=True):
@@ -42,7 +42,7 @@ def sampling_arrays(
 def pad_chunks(
     codes: Sequence[Tensor], chunk_frames: Sequence[int], any_size: bool = False
 ) -> Tensor:
-    """Pad streams' chunks [frames, groups] to the smallest compiled size that holds all of them.
+    """Pad streams' chunks [frames, groups] to the smallest compiled size that fits.
 
     chunk_frames: compiled sizes, ascending. any_size: pad only to the longest chunk. Returns
     [streams, groups, T]. Raises BucketError for a chunk with no frames or too many.
@@ -69,7 +69,7 @@ def cut_audio(
 
     samples: [streams, T * frame_samples - latency_samples].
     """
-    # float() is a torch operation even if it changes nothing: see rows_of.
+    # float() is a torch operation even without effect: see rows_of.
     rows = (samples if samples.dtype == torch.float32 else samples.float()).numpy()
     return [
         row[: len(chunk) * frame_samples - latency_samples]

@@ -21,8 +21,8 @@ class Audio(Protocol):
     def encode(self, clips: Sequence[Tensor], /, first: int = 0, stop: int | None = None) -> Tensor:
         """Encode windows [first, stop) of a prompt's clips. Returns [tokens, hidden], in order.
 
-        clips: float32 [mel_bins, frames] each; all clips of the prompt, since the longest one
-        determines the padding of every window.
+        clips: float32 [mel_bins, frames] each; all of the prompt, since the longest determines
+        every window's padding.
         """
         ...
 
@@ -39,9 +39,9 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    start: index in the prompt of the first of the S covered tokens. filled: bool [S], true for
-    tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], indices of the rows of
-    images and videos. deepstack: [layers, V, hidden], added to these rows in the first layers.
+    start: index in the prompt of the first of S tokens. filled: bool [S], true for tokens that the
+    rows replace. rows: [filled, hidden]. visual: int64 [V], indices of the rows of images and
+    videos. deepstack: [layers, V, hidden], added to these rows in the first layers.
     """
 
     start: int
@@ -62,7 +62,7 @@ class PromptMedia:
     def part(self, start: int, stop: int) -> "PromptMedia":
         """Return the media of the prompt's tokens [start, stop).
 
-        Before this object's own `start`, there must be no media.
+        The prompt must have no media before this object's `start`.
         """
         first, last = start - self.start, stop - self.start
         before = int(self.filled[: max(0, first)].sum())
@@ -74,7 +74,7 @@ class PromptMedia:
 
 
 class MediaEncoders:
-    """The thinker's audio and vision encoder, called for a prompt or a part of it."""
+    """The thinker's audio and vision encoder, for a prompt or a part of it."""
 
     def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
@@ -83,7 +83,7 @@ class MediaEncoders:
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
         """Encode the media of a prompt's tokens from `start` on; None without media.
 
-        Audio windows and frames without any of these tokens are not encoded.
+        Only audio windows and frames with such tokens are encoded.
         """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
@@ -110,13 +110,12 @@ class MediaEncoders:
         return PromptMedia(start, filled, rows[0], indices, rows[1:, visual])
 
     def rows(self, prompt: Prompt, start: int, encoded: PromptMedia | None) -> PromptMedia | None:
-        """Return the media of a prompt's tokens from `start` on, reusing `encoded` if passed."""
+        """Return the media of a prompt's tokens from `start` on, reusing `encoded`."""
         if encoded is None:
             return self.encode(prompt, start)
         return encoded.part(start, len(prompt))
 
     def _audio_rows(self, clips: Sequence[Tensor], begin: int, end: int) -> Tensor:
-        """Return the audio rows [begin, end), [tokens, hidden]."""
         ends = list(accumulate(tokens_of_windows(clips, self._config.thinker.audio), initial=0))
         first = bisect_right(ends, begin) - 1
         rows = self._audio.encode(clips, first, bisect_left(ends, end))

@@ -1,9 +1,9 @@
 """Gumbel noise of draws: a function of seed, stage, position, code and id.
 
 The id with the largest sum of score and noise is a draw from softmax(scores), as in
-torch.multinomial. The numbers are those of SplitMix64 (Steele, Lea and Flood 2014), whose n-th
-number depends on seed and n alone: the order of draws does not matter. The host computes them in
-float64 and rounds to float32, so that no device's logarithm changes a bit.
+torch.multinomial. SplitMix64's n-th number (Steele, Lea and Flood 2014) depends on seed and n
+alone, so the order of draws does not matter. The host computes in float64 and rounds to float32, so
+that no device's logarithm changes a bit.
 """
 
 import numpy as np
@@ -26,12 +26,12 @@ class Noise:
         self._start = int(words[0])
 
     def at(self, position: int) -> int:
-        """Return the start of a token's or frame's noise: 64 bits for 256 codes."""
+        """Return the start of a token's or frame's noise."""
         return (self._start + position * 256 * int(_STEP)) % 2**64
 
 
 def noise_of_rows(starts: list[int], ids: list[NDArray[np.int64]]) -> Floats:
-    """Return the noise of code 0, or of a token, for `ids` of several rows, concatenated."""
+    """Return the noise of several rows' `ids` of a token or code 0, concatenated."""
     streams = split_mix(np.array(starts, np.uint64)).repeat([len(each) for each in ids])
     return _gumbel(streams, np.concatenate(ids).astype(np.uint64))
 

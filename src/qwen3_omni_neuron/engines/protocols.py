@@ -1,16 +1,16 @@
-"""Protocols of the engines that the runtime calls, and of their parts.
+"""Protocols of the engines that the runtime calls, and their parts.
 
 engines.thinker and engines.talker build `Thinker` and `Talker` from parts of a target:
 `ThinkerSlots`, and `DecoderSlots` with `Predictor`.
 
-An engine works on slots, the rows of its KV cache or streaming state, and does not know requests.
-It chooses the compiled bucket and pads to it. Tensors are on the host. Each engine is called from
-one thread at a time, but an `Encoder` also during its thinker's calls.
+An engine works on slots, the rows of its KV cache or streaming state, and knows no requests. It
+chooses the compiled bucket and pads to it. Tensors are on the host. One thread at a time calls each
+engine, but an `Encoder` also during its thinker's calls.
 
-A call that raises leaves every slot unchanged, or, if it computes rows from `start` on, its first
+A call that raises leaves slots unchanged, or, if it computes rows from `start` on, their first
 `start` rows: the runtime may repeat a call with fewer slots.
 
-The runtime calls `fault` several times a second; None if the engine runs in this process.
+The runtime calls `fault` several times a second; None: the engine runs in this process.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 Fault = Callable[[], Qwen3OmniError | None]
-"""Poll an engine's processes: return an error if it can't be called any more, else None.
+"""Poll an engine's processes: return an error if it can no longer be called, else None.
 
 Thread-safe. Returns None after `close`.
 """
@@ -42,8 +42,8 @@ class Encoder(Protocol):
 class Thinker(Protocol):
     """Engine that reads prompts and writes text tokens.
 
-    chunked_prefill: whether a prefill may follow rows of its slot, and rows can be copied. If
-    False, `start` is always 0 and `copy` is not called.
+    chunked_prefill: a prefill may follow rows of its slot, and rows can be copied. If False,
+    `start` is 0 and `copy` is not called.
     """
 
     slots: int
@@ -56,23 +56,23 @@ class Thinker(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on, after the first `start` rows of a slot.
 
-        prompt: may be cut to its first tokens and still have all media. Later rows of the slot are
-        dropped. media: result of `Encoder` for at least these rows; None: encode them here.
-        Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
-        hidden] at the media positions from `start` on, in order.
+        prompt: may be cut to its first tokens and still have all media. Drops the slot's later
+        rows. media: result of `Encoder` for at least these rows; None: encode them here. Returns
+        the last row's logits [1, vocab], and the accept layer's hidden states [media, hidden] at
+        the media positions from `start` on, in order.
         """
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of a slot to another one, whose own rows are dropped."""
+        """Copy the first rows of a slot to another one, replacing its rows."""
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows and overwrite them with zeros: NaN times a mask's 0 stays NaN."""
+        """Drop a slot's rows, and write zeros: NaN times a mask's 0 stays NaN."""
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot. Returns logits [len(slots), vocab]."""
 
     def close(self) -> None:
-        """Release the engine's resources. Calls in progress and later ones may raise."""
+        """Release the engine's resources. Current and later calls may raise."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +97,23 @@ class Talker(Protocol):
     fault: Fault | None
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        """Compute a prompt's user rows from `start` on, without the assistant's.
+        """Compute a prompt's user rows from `start` on.
 
         accepted: see `prefill`. Raises PromptTooLongError, as `prepare`, and EngineError if the
         last row is not finite.
         """
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of a slot to another one; see Thinker.copy."""
+        """See Thinker.copy."""
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear."""
+        """See Thinker.clear."""
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Compute the part of a slot's prompt that is known before the thinker answers.
 
-        start: user rows that the slot has already; later ones are dropped. Raises
-        PromptTooLongError if the prompt leaves no position for a frame.
+        start: user rows that the slot already has; later ones are dropped. Raises
+        PromptTooLongError if no position remains for a frame.
         """
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
@@ -138,14 +138,14 @@ class Talker(Protocol):
         """
 
     def close(self) -> None:
-        """Release the engine's resources; see Thinker.close."""
+        """See Thinker.close."""
 
 
 class Vocoder(Protocol):
     """Engine that reads codec frames and writes audio.
 
-    chunk_frames: compiled chunk sizes, ascending. All chunks of a call have the same size; a
-    stream's last one may be shorter, and is padded. frames_at_once: upper bound of a call's frames.
+    chunk_frames: compiled chunk sizes, ascending. A call's chunks have one size; a stream's last
+    one may be shorter, and is padded. frames_at_once: upper bound of a call's frames.
     """
 
     slots: int
@@ -165,7 +165,7 @@ class Vocoder(Protocol):
         """Decode the next chunks of streams. Returns float32 [frames * frame_samples] per slot."""
 
     def close(self) -> None:
-        """Release the engine's resources; see Thinker.close."""
+        """See Thinker.close."""
 
 
 class StageEngines(TypedDict, total=False):
@@ -181,8 +181,8 @@ class StageEngines(TypedDict, total=False):
 class Engines:
     """Engines of a pipeline. talker and vocoder are None if the checkpoint can't speak.
 
-    enter_thread: called once in each thread that will call an engine. shares_cores: whether the
-    engines' calls share cores. encoder: None if media are encoded in the thinker's calls.
+    enter_thread: called once in each thread that will call an engine. shares_cores: the engines
+    share cores. encoder: None if the thinker's calls encode media.
     """
 
     thinker: Thinker
@@ -198,7 +198,7 @@ class Engines:
         enter_thread: Callable[[], None] = lambda: None,
         shares_cores: bool = False,
     ) -> "Engines":
-        """Return the engines that `built` has, the thinker at least."""
+        """Return the engines of `built`, at least the thinker."""
         talker, vocoder = built.get("talker"), built.get("vocoder")
         encoder = built.get("encoder")
         return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores, encoder)
@@ -211,17 +211,17 @@ class Engines:
 
 
 class KvSlots(Protocol):
-    """Decoder of a target, with a row of its KV cache per slot. chunked_prefill: see Thinker."""
+    """Decoder of a target, with a KV cache row per slot. chunked_prefill: see Thinker."""
 
     slots: int
     context_length: int
     chunked_prefill: bool
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of a slot to another one; see Thinker.copy."""
+        """See Thinker.copy."""
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear."""
+        """See Thinker.clear."""
 
 
 class ThinkerSlots(KvSlots, Protocol):
@@ -236,11 +236,11 @@ class ThinkerSlots(KvSlots, Protocol):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to the first `start` rows of a slot, whose later rows are dropped.
+        """Append tokens to the first `start` rows of a slot; later ones are dropped.
 
         token_ids: [S]. positions: [3, S]. media: of these tokens. accepted: [S], true where the
-        accept layer's hidden state is wanted. Returns the last row's logits [1, vocab], and these
-        hidden states [accepted, hidden].
+        accept layer's hidden state is wanted. Returns the last row's logits [1, vocab], and those
+        states [accepted, hidden].
         """
 
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

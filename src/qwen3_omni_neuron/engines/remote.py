@@ -1,4 +1,4 @@
-"""Engines in processes of their own, with the protocols of other engines."""
+"""Engines in their own processes, with other engines' protocols."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,10 +28,10 @@ def remote_engines(
     threads: int,
     timeout_s: float,
 ) -> Engines:
-    """Build each stage's engine in a process of its own, in parallel.
+    """Build each stage's engine in its own process, in parallel.
 
     factories, environments: by stage; these and threads: see EngineGroup. timeout_s: for each.
-    Raises the errors of EngineGroup and its wait_ready, with all closed.
+    Raises the errors of EngineGroup and its wait_ready, after closing all.
     """
     processes: dict[str, EngineGroup] = {}
     try:
@@ -50,7 +50,7 @@ def remote_engines(
 class RemoteEngine:
     """Engine of a stage in another process; see engines.protocols.
 
-    Its attributes are read once. Its methods also raise the errors of EngineGroup.call.
+    Attributes are read once. Methods also raise the errors of EngineGroup.call.
     """
 
     def __init__(self, stage: str, process: EngineGroup, timeout_s: float) -> None:

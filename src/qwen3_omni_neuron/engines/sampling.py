@@ -1,12 +1,12 @@
-"""Sampling on the host: text tokens and code 0 of a frame, drawn from logits.
+"""Sampling of text tokens and code 0 from logits, on the host.
 
-The operations are those of transformers' logits processors in their order: repetition penalty,
-suppression, temperature, top-k, top-p, min-p; a grammar's mask precedes the temperature, OpenAI's
-penalties follow the repetition penalty. The id with the largest sum of score and noise
-(engines.noise) is drawn. model.code_predictor draws codes 1 to 15 alike on the device.
+In the order of transformers' logits processors: repetition penalty, suppression, temperature,
+top-k, top-p, min-p; a grammar's mask precedes the temperature, OpenAI's penalties follow the
+repetition penalty. The id with the largest sum of score and noise (engines.noise) is drawn.
+model.code_predictor draws codes 1 to 15 alike on the device.
 
-In numpy, because torch operations release the interpreter lock, for which a stage would wait.
-cpu.native.sampler filters the ids in one call where the C is compiled.
+In numpy: torch operations release the interpreter lock, for which a stage would wait.
+cpu.native.sampler does this in C.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ Mask = NDArray[np.uint32]
 SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`sample_ids` or an equivalent."""
 Remaining = tuple[Ids, Floats]
-"""Indices into a sequence's allowed ids, ascending, and scores <= 0; none: NOT_FINITE."""
+"""Ascending indices into a sequence's allowed ids, and scores <= 0; none: NOT_FINITE."""
 NOT_FINITE = -1
 """Id for logits with NaN or +inf among the allowed ids, or all -inf."""
 _MASK_BITS = 32
@@ -32,11 +32,11 @@ _MASK_BITS = 32
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of the sampling of one kind of id.
+    """Sampling parameters of one kind of id.
 
     do_sample: False takes the likeliest id after penalties and suppression. top_k: 0: no limit.
     min_p: minimum probability relative to the likeliest id's. presence_penalty, frequency_penalty:
-    subtracted from the score of a sampled id, once and for each time.
+    subtracted from the score of a sampled id, once and per occurrence.
     """
 
     do_sample: bool
@@ -59,12 +59,12 @@ def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
 class Sampler:
     """Sampling state of one sequence: parameters, noise, and the ids it contains.
 
-    allowed: ids that may be sampled, ascending, None: all of `vocab_size`. history: initial ids,
-    all allowed. position: ids sampled so far. penalties: float32 per allowed id, 1 where the
-    sequence lacks it; None without a repetition penalty. counts: int32, how often each allowed id
-    was sampled; None without presence_penalty and frequency_penalty. prepared: data that a
-    `SampleIds` caches. mask: uint32 [ceil(vocab_size / 32)], C-contiguous: a bit per possible next
-    id from the lowest, at least one; None: every id. Only if `allowed` is None.
+    allowed: ids that may be sampled, ascending; None: all of `vocab_size`. history: initial ids,
+    all allowed. position: number of sampled ids. penalties: float32 per allowed id, 1 where the
+    sequence lacks it; None without a repetition penalty. counts: int32, occurrences of each allowed
+    id; None without presence_penalty and frequency_penalty. prepared: data that a `SampleIds`
+    caches. mask: uint32 [ceil(vocab_size / 32)], C-contiguous: a bit per possible next id from the
+    lowest, at least one; None: every id. Only if `allowed` is None.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Sampler:
 
 
 def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-    """Sample the next id, or NOT_FINITE, of each sequence. logits: [1, vocab] each."""
+    """Sample each sequence's next id, or NOT_FINITE. logits: [1, vocab] each."""
     return draw(samplers, [_remaining(*each) for each in zip(samplers, logits, strict=True)])
 
 
 def draw(samplers: Sequence[Sampler], remaining: Sequence[Remaining]) -> list[int]:
-    """Draw the next id, or NOT_FINITE, of each sequence, and note it in its sampler."""
+    """Draw each sequence's next id, or NOT_FINITE, and note it in the sampler."""
     ids = [
         indices if sampler.allowed is None else sampler.allowed[indices]
         for sampler, (indices, _) in zip(samplers, remaining, strict=True)
@@ -155,7 +155,7 @@ def all_ids_but(vocab_size: int, forbidden: Iterable[int]) -> Mask:
 def processed(sampler: Sampler, logits: Tensor) -> Floats:
     """Return scores of the allowed ids: logits [1, vocab] after suppression, penalties, mask."""
     scores: Floats = logits.float().numpy()[0]
-    if sampler.allowed is not None:  # first: later operations cost more with more ids
+    if sampler.allowed is not None:  # first, so that later operations have fewer ids
         scores = scores.take(sampler.allowed)
     if sampler.penalties is not None:
         scores = np.where(scores < 0, scores * sampler.penalties, scores / sampler.penalties)
@@ -174,7 +174,7 @@ def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
     """Return the indices that top-k, top-p and min-p leave of scores [vocab], ascending.
 
     As transformers' TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper, in this order; equal
-    scores at the edge of top-p stay together. top_k: 0: no limit.
+    scores at the edge of top-p stay together. top_k 0: no limit.
     """
     least, most, vocab = np.float32(-np.inf), scores.max(), len(scores)
     if 0 < top_k < vocab:
@@ -185,7 +185,7 @@ def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
         ordered = np.sort(scores[indices])[::-1]
         probabilities = np.exp(ordered - most)
         probabilities /= probabilities.sum()
-        # Drop an id if likelier ids reach top_p without it: the likeliest stays.
+        # Drop an id if likelier ones reach top_p: the likeliest stays.
         likelier = probabilities.cumsum(dtype=np.float64) - probabilities
         indices = indices[scores[indices] >= ordered[likelier < np.float32(top_p)].min()]
     if min_p:
@@ -194,14 +194,14 @@ def kept(scores: Floats, top_k: int, top_p: float, min_p: float = 0.0) -> Ids:
 
 
 def _remaining(sampler: Sampler, logits: Tensor) -> Remaining:
-    """Return the candidates for the next id: one if greedy."""
+    """Return candidates for the next id: one if greedy."""
     params, scores = sampler.params, processed(sampler, logits)
     most = scores.max()
     if not np.isfinite(most):  # the maximum with NaN is NaN
         return np.empty(0, np.int64), np.empty(0, np.float32)
     if not params.do_sample:
         return np.array([scores.argmax()]), np.zeros(1, np.float32)
-    # Subtract first: at a low temperature a large score would round the noise away.
+    # Subtract first: at a low temperature large scores would round the noise away.
     scores = (scores - most) / np.float32(params.temperature)
     indices = kept(scores, params.top_k, params.top_p, params.min_p)
     return indices, scores[indices]

@@ -23,9 +23,9 @@ ROWS_AT_ONCE = 4096  # rows per projection of TextRows.fill, which bounds its me
 class TalkerEngine(DecoderEngine):
     """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
-    codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
-    text tokens int64 [n]; see TextRows. project_hidden: projects the accept layer's rows to the
-    talker's. newline_id: token of the line break after a role. release, fault: see DecoderEngine.
+    codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns rows [n, hidden] of text
+    tokens int64 [n]; see TextRows. project_hidden: projects the accept layer's rows. newline_id:
+    token of the line break after a role. release, fault: see DecoderEngine.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class TalkerEngine(DecoderEngine):
         self.project_hidden = project_hidden
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._incomplete: dict[int, _IncompletePrompt] = {}
-        # By slot: the last step's hidden state, input of the code predictor, and the last frame's
-        # feedback, input of the next step.
+        # By slot: the last step's hidden state, the code predictor's input, and the last frame's
+        # feedback, the next step's input.
         self._hidden = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
         self._feedback = torch.zeros_like(self._hidden)
         self._assistant_rows: dict[int, Tensor] = {}  # by speaker
@@ -63,7 +63,7 @@ class TalkerEngine(DecoderEngine):
 
     @torch.inference_mode()
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
-        """Compute the user rows from `start` on; see Talker.prefill_chunk."""
+        """See Talker.prefill_chunk."""
         self._check_length(prompt)
         token_ids = prompt.token_ids[start:]
         if len(token_ids):
@@ -92,7 +92,7 @@ class TalkerEngine(DecoderEngine):
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        """Complete a slot's prompt; see Talker.prefill."""
+        """See Talker.prefill."""
         codec_bos = self._codec_rows[self._codec_bos]
         prompt = self._incomplete.get(slot)
         if prompt is None:  # codec_bos replaces the last frame in later rows
@@ -107,19 +107,19 @@ class TalkerEngine(DecoderEngine):
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
-        """Complete the frame of each slot; see Talker.predict."""
+        """See Talker.predict."""
         return self._predictor.predict(slots, code0, sampling, self._hidden, self._feedback)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one row to each slot; see Talker.step."""
+        """See Talker.step."""
         indices = list(slots)
         rows = self._feedback[indices] + self.text_rows(torch.tensor(token_ids))
         logits, self._hidden[indices] = self._decoder.step(slots, rows)
         return logits
 
     def rows(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Return a slot's hidden state and feedback, [1, hidden] each, as views."""
+        """Return views of a slot's hidden state and feedback, [1, hidden] each."""
         return self._hidden[slot, None], self._feedback[slot, None]
 
     def set_rows(self, slot: int, hidden: Tensor, feedback: Tensor) -> None:
@@ -162,7 +162,7 @@ class TextRows:
     """Rows of the text tokens [vocab, talker hidden], projected on first use.
 
     embedding: the thinker's table [vocab, thinker hidden]. project: the text projection. width: the
-    talker's hidden size. Memory is used for projected rows only.
+    talker's hidden size. Only projected rows use memory.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class TextRows:
         return self.with_rows(token_ids.numpy()).index_select(0, token_ids)
 
     def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Return the table [vocab, talker hidden], with the rows of `token_ids` filled."""
+        """Return the table [vocab, talker hidden] with the rows of `token_ids` filled."""
         if self._missing:
             ids = np.asarray(token_ids)
             known = self._known[ids]
@@ -187,7 +187,7 @@ class TextRows:
 
     @torch.inference_mode()
     def fill(self) -> "TextRows":
-        """Project all rows now, so that no frame waits for one. Returns itself."""
+        """Project all rows, so that no frame waits for one. Returns itself."""
         for ids in torch.from_numpy((~self._known).nonzero()[0]).split(ROWS_AT_ONCE):
             self._fill(ids)
         return self
@@ -201,10 +201,10 @@ class TextRows:
 
 @dataclass(frozen=True)
 class _IncompletePrompt:
-    """A talker prompt that lacks the thinker's hidden states of the media.
+    """Talker prompt without the thinker's hidden states of media.
 
-    rows: [rows, hidden] from `start` on, without the last row; media rows are not filled yet.
-    media: bool [rows]. positions: float32 [3, rows + 1]. start: rows that the slot has already.
+    rows: [rows, hidden] from `start` on, without the last row; media rows are not yet filled.
+    media: bool [rows]. positions: float32 [3, rows + 1]. start: rows already in the slot.
     """
 
     rows: Tensor

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class SlotLengths:
-    """Base of a target's engines.protocols.DecoderSlots: counts rows and rope positions."""
+    """Base of a target's DecoderSlots: counts rows and rope positions."""
 
     def __init__(self, slots: int):
         self.slots = slots
@@ -21,11 +21,11 @@ class SlotLengths:
         self._next_positions = [0.0] * slots
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear."""
+        """See Thinker.clear."""
         self._lengths[slot] = 0
 
     def _begin(self, slot: int, start: int) -> None:
-        """Drop a slot's rows after the first `start`, before a prompt's rows follow."""
+        """Drop a slot's rows after the first `start`."""
         length = self._lengths[slot]
         assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
         # Only these rows are valid during the call, and after a failed one.
@@ -44,8 +44,8 @@ class SlotLengths:
 class DecoderEngine:
     """Base of the thinker's and the talker's engine; see engines.protocols.
 
-    release: called by `close`; frees resources other than memory. fault: None if the parts are in
-    this process.
+    release: called by `close`; frees resources besides memory. fault: None if the parts are in this
+    process.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class DecoderEngine:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        """See Thinker.copy."""
         self._kv_slots.copy(source, target, rows)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear."""
+        """See Thinker.clear."""
         self._kv_slots.clear(slot)
 
     def close(self) -> None:
-        """Release the parts' resources; see Thinker.close."""
+        """See Thinker.close."""
         self._release()
 
 
 class ThinkerEngine(DecoderEngine):
     """A `Thinker` over a decoder's slots and the encoders of a prompt's media.
 
-    It runs no torch operation around a decoder's call: see cpu.native.talker.NativeTalker.
+    No torch operation surrounds a decoder's call: see cpu.native.talker.NativeTalker.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class ThinkerEngine(DecoderEngine):
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute a prompt's rows from `start` on; see Thinker.prefill."""
+        """See Thinker.prefill."""
         ids, positions = prompt.token_ids.numpy()[start:], prompt.positions.numpy()[:, start:]
         accepted = np.isin(ids, self._media_ids)
         media = self.media.rows(prompt, start, media) if accepted.any() else None
         return self._decoder.prefill_tokens(slot, ids, positions, start, media, accepted)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see Thinker.step."""
+        """See Thinker.step."""
         return self._decoder.step_tokens(slots, token_ids)

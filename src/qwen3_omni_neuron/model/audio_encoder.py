@@ -1,7 +1,7 @@
 """Audio encoder: mel frames in, one thinker row every 80 ms out.
 
 A clip is cut into chunks of 100 mel frames (1 s, 13 tokens); 8 chunks are a window (8 s, 104
-tokens). Attention never crosses windows or clips, so windows are rows of one batch.
+tokens). Attention stays within a window, so windows are rows of one batch.
 """
 
 import math
@@ -68,7 +68,7 @@ class AudioEncoder(nn.Module):
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
             # The reference's tensor ends at `width`. Ours continues with the bias, which the next
-            # kernel would read: a clip of 41 frames has 21 columns, then 11.
+            # kernel would read: 41 frames give 21 columns, then 11.
             width = (width + 1) // 2
             x = _zero_from(x, width)
         return x.permute(0, 3, 1, 2).flatten(2)
@@ -142,11 +142,11 @@ def window_batches(
     first: int = 0,
     stop: int | None = None,
 ) -> Iterator[WindowBatch]:
-    """Cut a request's clips into windows of equal shape, at most `max_windows` a batch.
+    """Cut a request's clips into windows of equal shape, at most `max_windows` per batch.
 
-    mel: [mel_bins, frames] per clip. whole: every window has 8 s, 8 chunks; else a batch has as
-    many chunks as its longest window. first, stop: yield only windows `first` up to `stop`. The
-    valid tokens, batch after batch, are the clips' tokens in order.
+    mel: [mel_bins, frames] per clip. whole: every window has 8 chunks; else a batch has as many
+    chunks as its longest window. first, stop: yield only windows [first, stop). The batches' valid
+    tokens are the clips' tokens in order.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
     windows = islice(_windows(mel, c), first, stop)
@@ -161,7 +161,7 @@ def window_batches(
 
 
 def tokens_of_windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> list[int]:
-    """Return the number of tokens of each window of a request's clips."""
+    """Return each window's number of tokens."""
     return [c.tokens(window.shape[1]) for window in _windows(mel, c)]
 
 
@@ -170,7 +170,7 @@ def _windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> Iterator[Tensor]:
 
 
 def _sinusoids(c: AudioEncoderConfig) -> Tensor:
-    """Return the position embedding, float32 [max_positions, hidden]: sines, then cosines."""
+    """Return the position embedding, float32 [max_positions, hidden]: sines, cosines."""
     half = c.hidden_size // 2
     step = math.log(10000) / (half - 1)
     frequencies = torch.exp(-step * torch.arange(half, dtype=torch.float32, device="cpu"))

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
 UNIT_DILATIONS = (1, 3, 9)
 
 State = tuple[Tensor, ...]
-"""Batch-first state of streams between two chunks; no views of a chunk's tensors.
+"""Batch-first state of streams between chunks; no views of a chunk's tensors.
 
 In the order of the layers:
 - int64 [streams], number of decoded frames;
@@ -37,9 +37,9 @@ def transposed_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, strid
 
 
 class History:
-    """Earlier inputs of the layers for one chunk, and their state for the next chunk.
+    """Layers' earlier inputs for one chunk, and their state for the next.
 
-    Each layer takes its part in turn. new_state: complete when every layer was called.
+    Each layer consumes its part in turn. new_state: complete after every layer's call.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class History:
         starts: Tensor | None = None,
         transposed: Transposed = transposed_convolution,
     ):
-        """Begin a chunk. past: `new_state` of the previous chunk, None for a stream's first.
+        """Begin a chunk. past: the previous chunk's `new_state`, None for a first chunk.
 
-        starts: bool [streams], streams that start with this chunk and whose past is zeros; None:
+        starts: bool [streams], streams that start with this chunk, with a past of zeros; None:
         none. transposed: computes the transposed convolutions.
         """
         self.transposed = transposed
@@ -72,14 +72,14 @@ class History:
         elif pad:
             zeros = x.new_zeros((*x.shape[:2], length, *x.shape[3:]))
             x = torch.cat((zeros, x), 2)
-        # A view would keep all of x in memory until the next chunk.
+        # A view would keep x in memory until the next chunk.
         self.new_state.append(x[:, :, -length:].clone())
         return x
 
     def upsample(self, stride: int, reach: int) -> None:
         """Record that a layer outputs `stride` entries per input.
 
-        reach: number of earlier inputs that it needs, missing at a stream's start.
+        reach: earlier inputs that it needs, missing at a stream's start.
         """
         self._late = stride * (self._late + reach)
 
@@ -87,8 +87,8 @@ class History:
 class Code2Wav(nn.Module):
     """Code embeddings, a sliding-window transformer, and an upsampling convolution stack.
 
-    Source: transformers Qwen3OmniMoeCode2Wav.forward. Chunks give the samples of one forward over
-    all frames; the reference's `chunked_decode` loses latency_samples at every chunk boundary.
+    Source: transformers Qwen3OmniMoeCode2Wav.forward. Chunks give one forward's samples; the
+    reference's `chunked_decode` loses latency_samples at every chunk boundary.
     """
 
     offsets: Tensor
@@ -134,10 +134,8 @@ class Code2Wav(nn.Module):
     ) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
 
-        starts: bool [streams], streams that start with this chunk and whose state is zeros; None:
-        none. transposed: computes the transposed convolutions. Returns samples [streams, T *
-        frame_samples], whose first latency_samples are invalid at a stream's start, and the new
-        state; `state` is not changed.
+        starts, transposed: see History. Returns samples [streams, T * frame_samples], whose first
+        latency_samples are invalid at a stream's start, and the new state; `state` is not changed.
         """
         position, *past = state
         return self._advance(codes, position, History(past, starts, transposed))
@@ -179,7 +177,7 @@ def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
     """Return the keys that each frame of a chunk sees: bool [streams, 1, T, window - 1 + T].
 
     position: int64 [streams], number of earlier frames. Frame i sees keys i to i + window - 1, its
-    own. At position p only the last p of the window - 1 keys before the chunk are valid.
+    own. At position p only the last p of the window - 1 earlier keys are valid.
     """
     key = torch.arange(window - 1 + frames, dtype=position.dtype, device=position.device)
     first = key[:frames, None]  # [T, 1]
@@ -305,9 +303,9 @@ class DecoderBlock(nn.Module):
 
 
 class CausalConv(nn.Conv1d):
-    """Convolution over the current and earlier inputs: [streams, channels, T] -> same T.
+    """Convolution over current and earlier inputs: [streams, channels, T] -> same T.
 
-    reach: number of earlier inputs that an output depends on.
+    reach: number of earlier inputs of an output.
     Source: transformers Qwen3OmniMoeCausalConvNet.forward, stride 1.
     """
 
@@ -321,12 +319,11 @@ class CausalConv(nn.Conv1d):
 
 
 class TransposedConv(nn.ConvTranspose1d):
-    """Upsampling by `stride`; trims kernel - stride samples on both sides as the reference does.
+    """Upsampling by `stride`; trims kernel - stride samples on both sides, like the reference.
 
-    A sample depends on as many inputs as the kernel has strides, one or two. With two, samples
-    between two inputs need both: a stream's first chunk gives stride * (T - 1) samples, each later
-    one, after the previous chunk's last input, stride * T. This look-ahead causes code2wav's
-    latency_samples.
+    A sample depends on as many inputs as the kernel has strides, one or two. With two, a stream's
+    first chunk gives stride * (T - 1) samples, each later one, after the previous chunk's last
+    input, stride * T. This look-ahead causes latency_samples.
     reach: number of earlier inputs in the state, 0 or 1.
     Source: transformers Qwen3OmniMoeCausalTransConvNet.forward.
     """

@@ -1,4 +1,4 @@
-"""Configuration of a checkpoint as frozen dataclasses, read by checkpoint.config_json."""
+"""Configuration of a checkpoint, read by checkpoint.config_json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 
 ASSISTANT_ROWS = 9
-"""Rows of the talker's prompt after those of the user: see model.talker."""
+"""Rows of the talker's prompt after the user's: see model.talker."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RopeConfig:
 class MoeConfig:
     """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
-    static: for a graph of static shapes. int8: routed experts are int8, with a float32 scale per
+    static: for graphs of static shapes. int8: routed experts are int8, with a float32 scale per
     output.
     """
 
@@ -68,7 +68,7 @@ class AudioEncoderConfig:
 
     @cached_property
     def window_tokens(self) -> int:
-        """Tokens of a whole window: 13 per chunk of 100 mel frames, 8 chunks per window."""
+        """Tokens of a whole window: 13 per chunk of 100 mel frames, 8 chunks."""
         chunks = self.window_mel_frames // self.chunk_mel_frames
         return self.tokens(self.chunk_mel_frames) * chunks
 
@@ -89,7 +89,7 @@ class VisionEncoderConfig:
     """Vision encoder: patches of 16 x 16 pixels of two images, attention inside a frame.
 
     patch_values: numbers per patch. positions_per_side: side of the square of learned positions.
-    deepstack_layers: indices of the layers whose outputs are added to the thinker's first layers.
+    deepstack_layers: indices of layers whose outputs are added to the thinker's first layers.
     """
 
     hidden_size: int
@@ -113,7 +113,7 @@ class VisionEncoderConfig:
 class ThinkerConfig:
     """Thinker: text decoder, encoders, and the ids of media tokens.
 
-    positions_per_second: rope positions per second of video along the time axis.
+    positions_per_second: time positions per second of video.
     """
 
     text: DecoderConfig
@@ -193,8 +193,8 @@ class Code2WavConfig:
     def latency_samples(self) -> int:
         """Samples by which N frames fall short of N * frame_samples (released: 555).
 
-        A decoder block returns rate * (n - 1) for n inputs. The deficit grows from block to block:
-        8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
+        A decoder block returns rate * (n - 1) for n inputs. The deficit grows: 8, 8 * 5 + 5 = 45,
+        45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
         """
         deficit = 0
         for rate in self.upsample_rates:
@@ -226,12 +226,12 @@ class OmniConfig:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings in generation_config.json; sampling settings default as in transformers.
+    """Settings in generation_config.json, with transformers' sampling defaults.
 
     The last five are this package's. transcription_instruction: text that, after an audio, asks for
     its transcript; empty if the audio alone does; None if not defined. reply_tokens: maximum of
-    tokens to speak at a time, None: any. turns_by_silence: end-of-turn models misjudge the learned
-    speech. introduction: text before the first question; questions: examples.
+    tokens to speak at a time; None: any. turns_by_silence: end-of-turn models misjudge the learned
+    speech. introduction: text before the first question. questions: examples.
     """
 
     do_sample: bool = False

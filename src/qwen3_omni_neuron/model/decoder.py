@@ -1,6 +1,6 @@
 """Decoder stack of the thinker, the talker and the code predictor.
 
-Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in one
+Hidden states are rows [slots * span, hidden], slot by slot: a prompt's `span` positions in one
 slot, or one new position in each of several. A `Layout` fixes one of these; the other follows from
 the number of rows.
 """
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 Layout = tuple[int, int]
-"""Slots and span of a decoder's rows, with -1 for the one that is not fixed."""
+"""Slots and span of a decoder's rows; -1 for the one that is not fixed."""
 
 PROMPT: Layout = (1, -1)
 DECODE: Layout = (-1, 1)
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         """Attend by plain products, q [slots, heads, span, head_dim], to the same shape.
 
         Query heads that share a KV head are rows of one product, so that no keys are repeated. The
-        softmax is in float32, over all parts, none of them copied.
+        softmax is in float32 over all parts, uncopied.
         """
         group, span = self.heads // self.kv_heads, q.shape[2]
         q = q.unflatten(1, (self.kv_heads, group)).flatten(2, 3)
@@ -91,7 +91,7 @@ class Attention(nn.Module):
     def _by_sums(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend without a matrix product, q [slots, heads, span, head_dim], to the same shape.
 
-        A row sees the keys up to its own, the last ones. It rounds where `_by_products` does.
+        A row sees the keys up to its own. Rounds where `_by_products` does.
         """
         group, span, positions = self.heads // self.kv_heads, q.shape[2], keys.shape[2]
         rows = q.unflatten(1, (self.kv_heads, group)).flatten(2, 3).unsqueeze(3)
@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward: each after a norm, added to its residual."""
+    """Attention, then feed-forward, each after a norm and with a residual."""
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
@@ -128,7 +128,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder layers, and the last norm, which callers apply to the rows that they need."""
+    """Decoder layers, and the last norm, which callers apply to rows that they need."""
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
@@ -147,9 +147,9 @@ class Decoder(nn.Module):
         """Run the layers over x [slots * span, hidden].
 
         deepstack: [layers, slots * span, hidden], added to the rows after each of the first layers;
-        zeros for rows that are not images or video.
-        Returns the hidden states after the last layer, before the norm, and the reference's
-        hidden_states[accept_layer]: the output of layer accept_layer - 1, or x if 0.
+        zeros except for images and video. Returns the hidden states after the last layer, before
+        the norm, and the reference's hidden_states[accept_layer]: the output of layer accept_layer
+        - 1, or x if 0.
         """
         accepted = x
         for index, layer in enumerate(self.layers):

@@ -1,7 +1,7 @@
 """KV caches: where a decoder stores keys and values, and what its new rows attend to.
 
-A slot is one row of a cache, for one conversation. Decoder layers use a cache as `Appendable`. An
-engine on the CPU writes in place; a graph takes its state as inputs and returns it as outputs.
+A slot is a cache's row for one conversation. Decoder layers use a cache as `Appendable`. CPU
+engines write in place; a graph has its state as inputs and outputs.
 
     class             one call is                  keys and values are     used by
     PromptCache       prefill of one slot          a KvCache, in place     cpu.eager
@@ -23,7 +23,7 @@ from torch import Tensor
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 Parts = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [slots, kv_heads, positions, head_dim] of consecutive ranges of positions."""
+"""Keys and values [slots, kv_heads, positions, head_dim] of consecutive positions."""
 
 
 class Appendable(Protocol):
@@ -33,14 +33,11 @@ class Appendable(Protocol):
     def mask(self) -> Tensor | None:
         """Mask, bool [slots, 1, T, keys]: True for keys hidden from the new positions.
 
-        None if each new position sees all keys up to its own: T is 1, or no earlier keys exist.
+        None if new positions see all keys up to their own: T is 1, or no earlier keys exist.
         """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Store the new positions' keys and values; return all that the new positions attend to.
-
-        keys, values: [slots, kv_heads, T, head_dim].
-        """
+        """Store new keys and values [slots, kv_heads, T, head_dim]; return all visible ones."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,12 @@ class KvCache:
 
     @staticmethod
     def zeros(config: DecoderConfig, slots: int, positions: int, dtype: torch.dtype) -> "KvCache":
-        """Create an empty cache, of zeros: masked values still count, times 0."""
+        """Create a cache of zeros: masked values still count, times 0."""
         shape = (config.layers, slots, config.kv_heads, positions, config.head_dim)
         return KvCache(lazy_zeros(shape, dtype), lazy_zeros(shape, dtype))
 
     def slots(self, start: int, stop: int) -> "KvCache":
-        """Return the slots from `start` up to `stop`."""
+        """Return the slots [start, stop)."""
         return KvCache(self.keys[:, start:stop], self.values[:, start:stop])
 
     def window(self, positions: int) -> "KvCache":
@@ -70,7 +67,7 @@ class KvCache:
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that use memory only where written, a small page at a time."""
-    # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB.
+    # torch.zeros writes all of it, and numpy's zeros come in pages of 2 MB.
     # MAP_PRIVATE: a forked process gets its own copy, as for any tensor.
     own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, **own)
@@ -83,8 +80,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class PromptCache:
     """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    They see the first `start` positions and each other, in the cache's dtype. cache: only that
-    slot's; with a `start`, its window up to the last new row.
+    They see the first `start` positions and each other, in the cache's dtype. cache: that slot's;
+    with a `start`, its window up to the last new row.
     """
 
     def __init__(self, cache: KvCache, start: int = 0):
@@ -95,7 +92,7 @@ class PromptCache:
             self.mask = (positions > positions[start:, None])[None, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Fill the positions from `start` on; see Appendable.append."""
+        """See Appendable.append."""
         stop = self._start + keys.shape[2]
         cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
         cached_keys[:, :, self._start : stop] = keys
@@ -107,10 +104,10 @@ class PromptCache:
 
 
 class SlotCache:
-    """Decode in several slots, in place: one row each, written at the slot's own position.
+    """Decode in several slots in place: one row each, at the slot's position.
 
-    cache: all slots, with the window up to the longest slot's new row. slots: int64 [n], indices
-    of the slots in use. lengths: int64 [n], the new rows' positions.
+    cache: all slots, up to the longest slot's new row. slots: int64 [n], slots in use. lengths:
+    int64 [n], the new rows' positions.
     """
 
     def __init__(self, cache: KvCache, slots: Tensor, lengths: Tensor):
@@ -119,7 +116,7 @@ class SlotCache:
         self.mask = (positions > lengths[:, None])[:, None, None, :]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Write one position a slot; see Appendable.append."""
+        """See Appendable.append."""
         cached_keys, cached_values = self._cache.keys[layer], self._cache.values[layer]
         return ((self._put(cached_keys, keys), self._put(cached_values, values)),)
 
@@ -133,20 +130,19 @@ class SlotCache:
 
 
 Segments = tuple[Tensor, ...]
-"""KV cache of a graph, its positions cut into segments. A graph takes the first ones or all.
+"""KV cache of a graph, cut along positions. A graph uses the first ones or all.
 
 Each is [slots, 2 layers, kv_heads, positions, head_dim]: keys of layer 0, values of layer 0, keys
 of layer 1, ... A graph rewrites whole tensors: a scatter would write number by number. So a decode
-step writes to a smaller tensor, each slot's recent rows, and only reads the segments in use.
+step writes to a smaller tensor, the slots' recent rows, and only reads the segments in use.
 `flushed` moves full recent rows into the segments.
 """
 
 
 def rows_by_slot(named: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Return the index of the row that names each slot, integer [slots], and whether one does.
+    """Return each slot's row, integer [slots], and whether it has one, bool [slots].
 
-    named: each row's slot, integer [n]; any other number for a row without a slot. The second
-    result is bool [slots].
+    named: each row's slot, integer [n]; any other number for a row without a slot.
     """
     numbers = torch.arange(slots, dtype=named.dtype, device=named.device)
     matches = named[:, None] == numbers  # [n, slots]
@@ -159,9 +155,9 @@ def flushed(
 ) -> Segments:
     """Return the segments with each slot's recent rows written after its held positions.
 
-    held, counts: integer [slots], a slot's positions in the segments, and number of recent rows to
-    write. The positions after these become zeros. source, target: integer [1]; if they differ, slot
-    `target` becomes a copy of the new slot `source`.
+    held, counts: integer [slots], a slot's positions in the segments, and recent rows to write.
+    Later positions become zeros. source, target: integer [1]; if they differ, slot `target` becomes
+    a copy of the new slot `source`.
     """
     kind, device = held.dtype, held.device
     row = torch.arange(recent.shape[3], dtype=kind, device=device)
@@ -186,7 +182,7 @@ class PromptState:
     """Prefill in a graph: rows of a prompt fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: integer [1]; rows
-    after `last` are padding, which is not written. rows: number of rows with padding. Positions
+    after `last` are padding, which is not written. rows: their number, padding included. Positions
     after the last row become zeros.
     """
 
@@ -205,7 +201,7 @@ class PromptState:
         self.mask = torch.cat((unseen, row > row[:, None]), 1)[None, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Add the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
+        """See Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
         # Masked values count, too, times 0: they must be finite.
         keys, values = (torch.where(self._is_row, rows, 0) for rows in (keys, values))
         self._new += [keys, values]
@@ -219,7 +215,7 @@ class PromptState:
 
     @property
     def new_state(self) -> Segments:
-        """The segments after the call, when every layer has appended."""
+        """The segments after every layer's `append`."""
         # A product with ones and zeros moves the rows together, and exactly.
         ones = self._places.to(self._new[0].dtype)
         placed = torch.stack([ones @ rows for rows in self._new], 1)
@@ -230,10 +226,10 @@ class PromptState:
 class StepState:
     """Decode in a graph: one row a slot, written after the slot's recent rows.
 
-    recent: the recent rows of all slots. slots: integer [n], each row's slot, or the number of
-    slots for an idle row, which is not written; None if the rows are all slots, in order. held,
-    counts: integer [n], positions in the segments of a row's slot, and its number of recent rows,
-    -1 for an idle row.
+    recent: all slots' recent rows. slots: integer [n], each row's slot, or the number of slots for
+    an idle row, which is not written; None: the rows are all slots, in order. held, counts: integer
+    [n], positions of a row's slot in the segments, and its number of recent rows, -1 for an idle
+    row.
     """
 
     def __init__(
@@ -256,7 +252,7 @@ class StepState:
         self._new: list[Tensor] = []
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Add one position a slot; see Appendable.append. keys, values: T is 1."""
+        """See Appendable.append. T is 1."""
         self._new += [keys, values]
         # Masked values count, too, times 0: they must be finite. Recent rows may be anything.
         recent = torch.where(self._is_recent, self._own[:, 2 * layer + 1], 0)
@@ -265,7 +261,7 @@ class StepState:
 
     @property
     def new_recent(self) -> Tensor:
-        """All slots' recent rows after the call, when every layer has appended."""
+        """All slots' recent rows after every layer's `append`."""
         rows, counts = torch.stack(self._new, 1), self._counts
         if self._slots is not None:
             row, is_named = rows_by_slot(self._slots, len(self._recent))
@@ -296,7 +292,7 @@ def _renewed(segments: Segments, is_new: Tensor, new: Tensor) -> Segments:
 
 @dataclass
 class FrameCache:
-    """Cache of the code predictor: at most 16 positions, the same in all slots, for one frame.
+    """The code predictor's cache for one frame: at most 16 positions, the same in all slots.
 
     by_sums: see model.decoder.Attention.
     """
@@ -306,7 +302,7 @@ class FrameCache:
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> Parts:
-        """Add positions at the end; see Appendable.append."""
+        """See Appendable.append."""
         if layer in self._held:
             cached_keys, cached_values = self._held[layer]
             keys = torch.cat((cached_keys, keys), 2)

@@ -21,7 +21,7 @@ def widen(x: Tensor) -> Tensor:
 def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
     """Return the first `length` entries along an axis, and the rest.
 
-    By slices: a compiler may take torch's split for strided views, and gather the entries.
+    By slices: a compiler may gather the entries of torch's split as strided views.
     """
     return x.narrow(axis, 0, length), x.narrow(axis, length, x.shape[axis] - length)
 
@@ -29,8 +29,8 @@ def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
 class RmsNorm(nn.Module):
     """Root mean square norm: x / rms(x) in float32, cast back, times the weight.
 
-    The cast comes before the weight as in the reference: else codes drift. The norm is over the
-    last axis of `shape`; a longer shape has one weight vector per head.
+    The cast precedes the weight as in the reference: else codes drift. The norm is over the last
+    axis of `shape`; a longer shape has a weight vector per head.
     Source: transformers Qwen3OmniMoeRMSNorm.forward.
     """
 
@@ -40,7 +40,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [..., *shape]; the result has the same shape and dtype."""
+        """Normalise x [..., *shape] to the same shape and dtype."""
         wide = widen(x)
         unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return unit.to(x.dtype) * self.weight

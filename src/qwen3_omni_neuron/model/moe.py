@@ -17,8 +17,8 @@ EXPERT_MATRICES = ("gate_up", "down")
 class MoeFeedForward(nn.Module):
     """Routed experts and, if configured, the gated shared expert.
 
-    A loop over the chosen experts depends on data. A graph of static shapes computes the same sum
-    in one of two other ways, by its number of rows.
+    A loop over chosen experts depends on data. A graph of static shapes computes the same sum in
+    one of two other ways, depending on its rows.
 
     If the config says int8, gate_up and down are int8, with a float32 scale per output,
     gate_up_scale [experts, 2 width] and down_scale [experts, hidden], which multiplies the product.
@@ -59,14 +59,14 @@ class MoeFeedForward(nn.Module):
 
     @property
     def few_rows(self) -> int:
-        """Maximum of rows for which a graph of static shapes gathers the chosen experts.
+        """Most rows for which a graph of static shapes gathers the chosen experts.
 
-        Gathered experts are read, written and read again; otherwise every expert is read once.
+        Gathered experts are read, written and read again; otherwise all are read once.
         """
         return (self.experts - 1) // (3 * self.experts_per_token)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose k experts a row: weights [rows, k] in x's dtype, and indices int64 [rows, k].
+        """Choose k experts per row: weights [rows, k] in x's dtype, indices int64 [rows, k].
 
         The softmax is in float32.
         """
@@ -110,7 +110,7 @@ class MoeFeedForward(nn.Module):
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every row, with weight 0 unless chosen.
 
-        At the released sizes the products of up to about 200 rows take no longer than reading the
+        At released sizes the products of up to about 200 rows take no longer than reading the
         experts.
         """
         gate_up, down = self.matrices("gate_up").to(x.dtype), self.matrices("down").to(x.dtype)
@@ -131,7 +131,7 @@ class MoeFeedForward(nn.Module):
         """Multiply a product with int8 matrices by their scales, if any, in float32.
 
         product: [n, out] or [n, rows, out] with the n matrices of `experts`, None for all; [rows,
-        out] with those of one expert. Returns the same shape and type.
+        out] with one expert's. Returns the same shape and type.
         """
         if not self.int8:
             return product

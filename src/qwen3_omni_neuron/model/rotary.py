@@ -13,8 +13,8 @@ Rotation = tuple[Tensor, Tensor]
 class Rotary(nn.Module):
     """Cos and sin of positions, computed at each call.
 
-    Positions may be fractions: a video's frames get theirs from timestamps (see prompt.prompt).
-    Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
+    Positions may be fractions: a video's follow timestamps (see prompt.prompt). Source:
+    transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 
     frequencies: Tensor
@@ -23,7 +23,7 @@ class Rotary(nn.Module):
 
     def __init__(self, rope: RopeConfig, head_dim: int):
         super().__init__()
-        # On the CPU even if weights are on the meta device: no checkpoint has these.
+        # On the CPU even if weights are on the meta device: checkpoints lack these.
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (rope.theta ** (steps / head_dim))
         self.register_buffer("frequencies", frequencies.repeat(2), persistent=False)
@@ -42,7 +42,6 @@ class Rotary(nn.Module):
         return self._of_angles(positions.index_select(0, self.axis).t() * self.frequencies)
 
     def _of_angles(self, angles: Tensor) -> Rotation:
-        """Return cos and sin, [..., 1, head_dim] each. angles: [..., head_dim]."""
         return angles.cos().unsqueeze(-2), (angles.sin() * self.sign).unsqueeze(-2)
 
 
@@ -80,7 +79,7 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
 def _axis_of_frequency(section: tuple[int, int, int] | None, frequencies: int) -> Tensor:
     """Return the axis (0 time, 1 height, 2 width) that each frequency follows.
 
-    Interleaved: with sections (24, 20, 20) frequencies go t h w t h w ... for 60, then t t t t.
+    Interleaved: for sections (24, 20, 20), 60 frequencies t h w t h w ..., then t t t t.
     """
     axis = torch.zeros(frequencies, dtype=torch.int64, device="cpu")
     if section is not None:

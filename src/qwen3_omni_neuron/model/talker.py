@@ -1,4 +1,4 @@
-"""Talker: the rows of its prompt, and its decoder, which computes the logits of code 0."""
+"""Talker: the rows of its prompt, and its decoder, which computes code 0's logits."""
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class ResizeMlp(nn.Module):
 def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     """Return the indices, int64, of the prompt tokens in user segments.
 
-    token_ids: int64 [S]. A segment runs from <|im_start|> to the next one; the token after
-    <|im_start|> is its role.
+    token_ids: int64 [S]. A segment extends from <|im_start|> to the next one; the token after it is
+    its role.
     """
     ids = token_ids.numpy()  # numpy, not torch: see prompt.prompt
     (starts,) = (ids == config.im_start_id).nonzero()
@@ -83,11 +83,11 @@ class TalkerModel(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one talker prompt, or the rows after those in the cache.
+        """Run one prompt, or the rows after those in the cache.
 
-        rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the prompt's last
-        row, before any padding; cache: one slot's cache. Returns codec logits [1, vocab] and the
-        last row's post-norm hidden state [1, hidden], the code predictor's first input.
+        rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the last row before
+        padding; cache: one slot's. Returns codec logits [1, vocab] and the last row's post-norm
+        hidden state [1, hidden], the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
         x, _ = self.decoder(rows, rotation, cache, PROMPT)

@@ -35,10 +35,10 @@ class ThinkerModel(nn.Module):
         """Run one prompt, or the rows after those in the cache.
 
         rows: [S, hidden], token embeddings, with encoded media at media positions; positions:
-        float32 [3, S]; last: int64 [1], index of the prompt's last row, before any padding; cache:
-        one slot's cache; deepstack: [layers, S, hidden], what the first layers add to the rows of
-        images and video, and zeros. Returns logits [1, vocab] of the last row and the accept
-        layer's hidden states [S, hidden].
+        float32 [3, S]; last: int64 [1], index of the last row before padding; cache: one slot's;
+        deepstack: [layers, S, hidden], added by the first layers to rows of images and video; zeros
+        elsewhere. Returns logits [1, vocab] of the last row and the accept layer's hidden states
+        [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
         x, accepted = self.decoder(rows, rotation, cache, PROMPT, self.accept_layer, deepstack)

@@ -1,8 +1,8 @@
 """Vision encoder: patches of images in, thinker rows and deepstack features out.
 
-An image is one frame, and so are two successive images of a video. Attention never crosses frames,
-so frames are rows of one batch. A frame's patches come in blocks of 2 x 2, which become one thinker
-row each:
+An image is one frame, and so are two successive images of a video. Attention stays within a frame,
+so frames are rows of one batch. A frame's patches come in blocks of 2 x 2, each of which becomes
+one thinker row:
 
     0  1   4  5
     2  3   6  7
@@ -52,11 +52,11 @@ class VisionEncoder(nn.Module):
     ) -> Tensor:
         """Encode independent frames of one grid.
 
-        patches: [frames, P, patch_values]; places: int64 [2, P], row and column of each patch;
-        grid: int64 [2], rows and columns of a frame; valid: bool [P], True for real patches, which
-        come first. P is a multiple of merge_size**2. attend: replaces the layers' own. Returns
-        [1 + deepstack layers, frames, P / merge_size**2, output_size]: the thinker's rows, then
-        each deepstack layer's features.
+        patches: [frames, P, patch_values]; places: int64 [2, P], each patch's row and column; grid:
+        int64 [2], a frame's rows and columns; valid: bool [P], True for real patches, which come
+        first. P is a multiple of merge_size**2. attend: replaces the layers' own. Returns [1 +
+        deepstack layers, frames, P / merge_size**2, output_size]: the thinker's rows, then each
+        deepstack layer's features.
         """
         position = self._positions(places, grid)
         x = self.patch_embedding(patches)
@@ -93,7 +93,7 @@ class VisionEncoder(nn.Module):
         return (widen(self.position_embedding(index)) * weight).sum((0, 1))
 
     def _rotation(self, places: Tensor) -> Rotation:
-        """Return cos and sin [P, 1, head_dim]: the row's angles, then the column's, twice."""
+        """Return cos and sin [P, 1, head_dim]: row's angles, then column's, twice."""
         angles = (places.t()[:, :, None] * self.frequencies).flatten(1)  # [P, head_dim / 2]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1)
@@ -136,7 +136,7 @@ class VisionLayer(nn.Module):
 class PatchMerger(nn.Module):
     """Feed-forward from 2 x 2 patches to one row.
 
-    norm_merged: the norm is over the four patches together, not over each.
+    norm_merged: the norm is over the four patches together.
     Source: transformers Qwen3OmniMoeVisionPatchMerger.forward.
     """
 
@@ -159,7 +159,7 @@ class PatchMerger(nn.Module):
 
 
 def patch_places(height: int, width: int, merge_size: int) -> Tensor:
-    """Return row and column of a frame's patches, block by block: int64 [2, height * width]."""
+    """Return a frame's patches' rows and columns, block by block: int64 [2, height * width]."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     # [2, block rows, rows, block columns, columns] -> [2, block rows, block columns, rows, columns]
     blocks = torch.stack((rows, columns)).unflatten(2, (-1, merge_size))
@@ -174,6 +174,6 @@ def pad_patches(frames: Tensor, places: Tensor, bucket: int) -> tuple[Tensor, Te
     """
     missing = bucket - frames.shape[1]
     valid = torch.arange(bucket) < frames.shape[1]
-    if missing:  # F.pad copies even if it adds nothing
+    if missing:  # F.pad always copies
         frames, places = F.pad(frames, (0, 0, 0, missing)), F.pad(places, (0, missing))
     return frames, places, valid

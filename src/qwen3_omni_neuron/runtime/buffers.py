@@ -13,7 +13,7 @@ class TokenBuffer:
     """Token ids of one request's text rows: every token, tts_eos once, then tts_pad.
 
     changed: condition of the reader's stage; its lock guards every field. on_space: wakes a waiting
-    writer. written: number of tokens. closed: the text has ended. end_taken: tts_eos was taken.
+    writer. written: number of tokens. closed: the text has ended. end_taken: tts_eos was consumed.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class TokenBuffer:
         return self._abandoned or len(self._tokens) < CAPACITY
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether that many tokens fit; if not, `on_space` wakes the writer later."""
+        """Return whether these tokens fit; if not, `on_space` wakes the writer later."""
         space = self._abandoned or len(self._tokens) + tokens <= CAPACITY
         self._wanted = 0 if space else tokens
         return space
@@ -72,7 +72,7 @@ class TokenBuffer:
         return self._pop() if self._tokens else None
 
     def take(self) -> int:
-        """Return the next row's token id, once `ready`. Raises `close`'s error."""
+        """Return the next row's token id, if `ready`. Raises `close`'s error."""
         if self._error is not None:
             raise self._error
         if self._tokens:
@@ -127,7 +127,7 @@ class Output:
         return len(self._items) - self._chunks < MAX_TOKENS
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether that many tokens fit; if not, the thinker's stage is woken later."""
+        """Return whether these tokens fit; if not, the thinker's stage is woken later."""
         space = len(self._items) - self._chunks + tokens <= MAX_TOKENS
         self._wanted = 0 if space else tokens
         return space

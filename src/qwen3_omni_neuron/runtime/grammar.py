@@ -1,6 +1,6 @@
-"""Grammars of replies: compiled before a reply begins, then a mask of tokens for each step.
+"""Grammars of replies: compiled before the reply, then a token mask per step.
 
-They are hostile input: bounded here, and run in processes that may die.
+They are hostile input: bounded here, and run in child processes.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ from qwen3_omni_neuron.runtime.stop_strings import (
 
 MOST_ERROR_CHARACTERS = 400
 MOST_CHARACTERS = 1 << 18  # of all schemas of a request
-MOST_DEPTH = 64  # lists and objects inside each other in a schema's JSON
+MOST_DEPTH = 64  # of nested lists and objects in a schema
 # Compile time grows with the square of optional properties: 40 ms for 300, 0.3 s for 1000.
 MOST_OPTIONAL = 500
 # OpenAI's limits.
@@ -87,8 +87,8 @@ class Vocabulary(TextCodec, Protocol):
 class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
-    vocab_size: number of logits. after: strings that the reply writes freely, in this order, before
-    the grammar applies. repeats: it applies again after the last one, else the reply ends with it.
+    vocab_size: number of logits. after: strings that the reply writes freely, in order, before the
+    grammar applies. repeats: it applies again after the last one; else the reply ends with it.
     """
 
     compiled: CompiledGrammar
@@ -99,7 +99,7 @@ class Grammar(PreparedGrammar):
     encode: Encode
 
     def begin(self, eos_ids: frozenset[int], limit: int) -> "GrammarState":
-        """Return the state of a new reply of at most `limit` tokens."""
+        """Return a new reply's state. limit: its most tokens."""
         return GrammarState(self, eos_ids, limit)
 
 
@@ -122,7 +122,7 @@ class GrammarState:
 
     @property
     def ended(self) -> bool:
-        """True if the reply must end here. Valid unless `pending`."""
+        """True if the reply must end here. Not valid while `pending`."""
         return self._marker is None and self._matcher.stopped
 
     @property
@@ -137,7 +137,7 @@ class GrammarState:
 
     @property
     def error(self) -> GrammarError | None:
-        """Why the reply can't continue. Valid unless `pending`."""
+        """Why the reply can't continue. Not valid while `pending`."""
         if self._marker is not None or self._matcher.failure is None:
             return None
         reason = printable(self._matcher.failure, MOST_ERROR_CHARACTERS)
@@ -175,7 +175,7 @@ class GrammarState:
 
 
 class ForcedTokens(PreparedGrammar):
-    """Tokens that a reply begins with, such as a prompt whose log-probabilities are wanted.
+    """First tokens of a reply, such as a prompt whose log-probabilities are wanted.
 
     It is a grammar and its own state; see `GrammarState`.
     """
@@ -192,7 +192,7 @@ class ForcedTokens(PreparedGrammar):
 
     @property
     def mask(self) -> Mask | None:
-        """The next forced token alone; None after the last one."""
+        """Only the next forced token; None after the last one."""
         mask = np.zeros((self._vocab_size + 31) // 32, np.uint32)
         for token_id in self._left[:1]:
             mask[token_id // 32] = 1 << token_id % 32
@@ -223,7 +223,7 @@ class Grammars:
         self._pool = GrammarPool(vocabulary.tokenizer_json, vocab_size, end_id)
 
     def compile(self, options: RequestOptions) -> Grammar | ForcedTokens | None:
-        """Compile a request's grammar; None if its reply is free.
+        """Compile a request's grammar; None for a free reply.
 
         Raises OptionError for an invalid grammar, schema or choice of tools, BusyError,
         ClosedError, and NotInstalledError.
@@ -240,7 +240,7 @@ class Grammars:
             raise
 
     def begin(self, options: RequestOptions, admit: Admit = admit_all) -> "Future[Grammar] | None":
-        """Begin to compile; see `compile`. Cancelling the future ends the work.
+        """Start `compile`. Cancelling the future ends the work.
 
         admit: called with the grammar's bytes, in another thread; raises if they don't fit.
         """
@@ -261,7 +261,7 @@ class Grammars:
         _check_schemas(given or {}, choice.functions)
         body = {} if given is None else _body(given)
         rules = self._rules(body, choice, free)
-        # llguidance may refuse lenient schemas: these accept any object.
+        # llguidance may refuse lenient schemas; these accept any object.
         first = len(rules) - len(choice.functions)
         less = {"json_schema": _styled(_ANY_OBJECT)}
         lenient = [
@@ -398,7 +398,6 @@ def _breach(one: Mapping[str, Any]) -> str | None:
 
 
 def _check_depth(schema: Mapping[str, Any], where: str) -> None:
-    """Check level by level: recursion would reach Python's limit."""
     level: list[Any] = [schema]
     for _ in range(MOST_DEPTH):
         inner = [v for one in level for v in (one.values() if isinstance(one, Mapping) else one)]
@@ -410,7 +409,7 @@ def _check_depth(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield a schema and all schemas in it, with their depth of objects; without recursion.
+    """Yield a schema and all schemas in it, with their object depth, without recursion.
 
     References are not followed.
     """
@@ -478,7 +477,7 @@ def _parameters(function: Mapping[str, Any]) -> Any:
 
 def _arguments(function: Mapping[str, Any]) -> Json:
     schema = {**(function.get("parameters") or {}), "type": "object"}
-    # Parts that together describe one object can't be closed separately.
+    # Parts that describe one object can't be closed separately.
     divided = any(
         "allOf" in one or ("properties" in one and not _TOGETHER.isdisjoint(one))
         for one, _ in _schemas(schema)
@@ -514,7 +513,7 @@ def _changed(schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Js
 
 
 def _real(schema: Mapping[str, Any]) -> Json:
-    """Return a schema that rejects dates that don't exist, such as 29 February 2025."""
+    """Return a schema that rejects impossible dates, such as 29 February 2025."""
     made, form = _changed(schema, _real), schema.get("format")
     pattern = _FORMATS.get(form) if isinstance(form, str) else None
     given = made.get("allOf", [])

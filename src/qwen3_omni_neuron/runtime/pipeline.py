@@ -1,4 +1,4 @@
-"""The pipeline: slots, the queue of requests for them, and the three stages."""
+"""The pipeline: slots, their queue of requests, and the stages."""
 
 import logging
 import math
@@ -36,16 +36,16 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # poll interval for processes that have ended
-AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause
+AWAITED_S = 20.0  # a speaker's next window takes 8 s, and waits for a pause
 GREEDY = GenerationDefaults()
 StageTasks = list[tuple[Stage[Any], Task]]  # each with its stage
 
 
 class Pipeline:
-    """Runner of up to `slots` concurrent requests, each in the same slot of every engine.
+    """Runs up to `slots` concurrent requests, each in the same slot of every engine.
 
-    One lock guards all shared fields: here, in the stages, in the requests. It is never held during
-    an engine's call.
+    One lock guards all shared fields, here and in stages and requests. It is never held during an
+    engine's call.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pipeline:
     ):
         """Start the stages.
 
-        max_queued: requests that may wait for a slot. defaults: the checkpoint's text sampling.
+        max_queued: requests that may wait for slots. defaults: the checkpoint's text sampling.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
@@ -73,7 +73,7 @@ class Pipeline:
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
-        self._ended_s: dict[str | None, float] = {}  # by waiting owner: its last request's end
+        self._ended_s: dict[str | None, float] = {}  # end of each waiting owner's last request
         # The request that gets a request's slot.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
@@ -116,9 +116,9 @@ class Pipeline:
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it.
 
-        after: a request whose slot this one gets. Returns the request and its position in the
-        queue, 0 if it has a slot. Raises OptionError for chunk sizes that are not compiled,
-        BusyError, ClosedError, and EngineDiedError.
+        after: a request whose slot this one gets. Returns the request and its queue position, 0 if
+        it has a slot. Raises OptionError for uncompiled chunk sizes, BusyError, ClosedError, and
+        EngineDiedError.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
@@ -154,10 +154,10 @@ class Pipeline:
             raise live.error
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
-        """Compute the rows of a request's prompt, for a later request that begins with them.
+        """Compute a prompt's rows for a later request that begins with them.
 
         It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends by
-        `cancel`, or when a request needs the slot, which others get last for AWAITED_S. Raises
+        `cancel`, or when a request needs the slot; for AWAITED_S others get this slot last. Raises
         ClosedError and EngineDiedError.
         """
         never_s = threading.TIMEOUT_MAX
@@ -172,7 +172,7 @@ class Pipeline:
     def cancel(self, live: LiveRequest, timeout_s: float = 0.0) -> None:
         """End a request without an error; each stage drops it at its next step.
 
-        timeout_s: longest wait for that; the slot then contains the rows of its last call.
+        timeout_s: longest wait for that; the slot then has the rows of its last call.
         """
         deadline_s = self.clock.now() + timeout_s
         with live.output.changed:
@@ -181,10 +181,10 @@ class Pipeline:
                 live.output.changed.wait(deadline_s - self.clock.now())
 
     def call_without_waiting(self, close: Callable[[], None]) -> None:
-        """Call a function that acquires the lock, in another thread if it is held: for finalizers.
+        """Call a finalizer that acquires the lock, in another thread if it is held.
 
-        A finalizer may run in any line, in a thread that holds a lock, such as a logging
-        handler's, for which this lock's holder waits.
+        A finalizer may run in any line of a thread, which may hold a lock, such as a logging
+        handler's, that this lock's holder waits for.
         """
         check_not_forked()
         if self._lock.acquire(blocking=False):
@@ -197,9 +197,9 @@ class Pipeline:
                 threading.Thread(target=close, daemon=True).start()
 
     def status(self) -> Status:
-        """Return the numbers of requests, each engine's work, and a stage's fault."""
+        """Return the numbers of requests, engines' work, and a stage's fault."""
         check_not_forked()
-        # Without the lock, which stages hold at every step: servers call this before each request.
+        # Without the lock, which stages hold at every step: servers call this for each request.
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
         return Status(len(self._running), self._queued, stages, fault)
@@ -217,7 +217,8 @@ class Pipeline:
             for stage in self._stages:
                 stage.close()
         if threading.current_thread() in (self._watch, *(s.thread for s in self._stages)):
-            # The garbage collector may close a model in an engine call, for which `close` waits.
+            # The garbage collector may close a model during an engine call, for which `close`
+            # waits.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
         else:
             self._end_engines(join_timeout_s)
@@ -284,9 +285,9 @@ class Pipeline:
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to requests in turn, then to one prefill ahead at a time.
+        """Assign free slots to requests in turn, then to one prefill ahead at a time.
 
-        Like all methods below, called with the lock held.
+        As all methods below, called with the lock held.
         """
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:

@@ -1,24 +1,24 @@
-"""Scheduling: whose call is next, by two rules and a queue by owner.
+"""Scheduling: whose call is next.
 
-A *starter* is a speaking request whose text has begun and whose first chunk is not decoded; a
-*listener* is one from its first chunk to the end of its speech. It is *short* if a player
-that started at the first sample has audio for less than min(SHORT_S, SHORT_FRAMES x frame time).
+A *starter* is a speaking request from its first text to its first decoded chunk; a *listener*, from
+then to the end of its speech. It is *short* if a player that started at the first sample has audio
+for less than min(SHORT_S, SHORT_FRAMES x frame time).
 
 1. **The next first sample goes first**, if stages share cores. A starter's next token waits until
    its next frame needs it: 148 ms to the first sample instead of 187 (one client, profile
-   `expected`). While a request starts or is short, a listener's text is at most one token ahead of
-   its frames. From TOGETHER_S before a starter's prefill is expected to end until its first chunk
-   is decoded, frames and chunks of listeners that are not short wait: 43.5 ms instead of 61.8
+   `expected`). While a request starts or is short, listeners' texts are at most one token ahead of
+   their frames. From TOGETHER_S before the expected end of a starter's prefill until its first
+   chunk is decoded, frames and chunks of listeners that are not short wait: 43.5 ms instead of 61.8
    (`small`, eight clients: docs/benchmarks/serving.md).
 2. **A prefill waits for listeners** and starters that would run out of audio during it and can be
    served first, at most for its own duration: 4.9 s instead of 7.7 (eight clients, profile
-   `port-167`). Prompts of at most TOGETHER_S in all are computed without a step between: 15.4 ms
-   instead of 23.5 for eight of 2 ms. A prefill ahead waits for everybody: 0.03 s of silence instead
-   of 1.9 beside prompts of 832 rows of 2 ms.
+   `port-167`). Prompts of at most TOGETHER_S in total are computed without a step between: 15.4 ms
+   instead of 23.5 for eight of 2 ms. A prefill ahead waits for all: 0.03 s of silence instead of
+   1.9 beside prompts of 832 rows of 2 ms.
 3. **Owners take turns** for slots, encoders and prefills (`turns`). If another owner was active
-   within RECENT_S, a prefill call lasts SHARED_CHUNK_S at most; while another owner's text is
-   being written, the next call waits as long as the last one lasted: 45 ms for another owner's
-   small chat instead of 421 (beside prompts of 3,510 rows, two cores).
+within RECENT_S, a prefill call lasts SHARED_CHUNK_S at most; while another owner's text is written,
+the next call waits as long as the last one lasted: 45 ms for another owner's small chat instead of
+421 (beside prompts of 3,510 rows, two cores).
 
 Profiles are those of bench/replay.py with shared cores and 24 requests.
 """
@@ -44,21 +44,21 @@ Owner = str | None
 
 
 class SchedulingPolicy:
-    """The rules of the module's docstring. The pipeline's lock is held in every call.
+    """The module docstring's rules. The pipeline's lock is held in every call.
 
-    frame_audio_s: audio of one frame. running: the requests that have a slot.
+    frame_audio_s: audio of one frame. running: requests with a slot.
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
         self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
-        self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of its rows
+        self._row_s: dict[int, float] = {}  # seconds per row, by the number of rows' bit length
         self.step_s = 0.0  # the thinker's last
-        self._ended_s: dict[Owner, float] = {}  # each owner's last request, oldest first
+        self._ended_s: dict[Owner, float] = {}  # ends of owners' last requests, oldest first
         self._last_prefill: tuple[Owner, float, float] = None, 0.0, -math.inf
 
     def prefilled(self, live: LiveRequest, rows: int, seconds: float, now: float) -> None:
-        """Record the duration of a thinker prefill that has just ended."""
+        """Record a thinker prefill's duration at its end."""
         self._row_s[rows.bit_length()] = seconds / max(rows, 1)
         self._last_prefill = live.owner, seconds, now
 
@@ -70,7 +70,7 @@ class SchedulingPolicy:
             del self._ended_s[next(iter(self._ended_s))]
 
     def expected_s(self, rows: int) -> float:
-        """Return a prefill's expected seconds, by the last one of similar size."""
+        """Return a prefill's expected seconds, as the last one of similar size."""
         if not self._row_s:
             return 0.0
         digits = rows.bit_length()
@@ -78,7 +78,7 @@ class SchedulingPolicy:
         return rows * self._row_s[nearest]
 
     def chunk_rows(self, live: LiveRequest, rows: int, only_task: bool, now: float) -> int:
-        """Return the rows of a prompt for one call. only_task: no other task in its stage."""
+        """Return a prompt's rows for one call. only_task: no other task in its stage."""
         ended_s = (at_s for owner, at_s in self._ended_s.items() if owner != live.owner)
         if any(at_s > now - RECENT_S for at_s in ended_s) or self._others(live):
             most_s = SHARED_CHUNK_S
@@ -89,12 +89,12 @@ class SchedulingPolicy:
         return rows
 
     def together(self, rows: Sequence[int]) -> int:
-        """Return how many of the first prompts run without a step between."""
+        """Return how many prompts run without a step between."""
         sums = accumulate(map(self.expected_s, rows))
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
     def delayed_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose next token rule 1 delays, and the longest delays."""
+        """Return requests whose next token rule 1 delays, with the longest delays."""
         if not self._shares_cores:
             return {}
         short = any(_speaks(live) and _is_short(live) for live in self._running)
@@ -111,7 +111,7 @@ class SchedulingPolicy:
     def delayed_speech_s(
         self, lives: Iterable[LiveRequest], now: float
     ) -> dict[LiveRequest, float]:
-        """Return the requests whose frames and chunks rule 1 delays, and the longest delays."""
+        """Return requests whose frames and chunks rule 1 delays, with the longest delays."""
         delays: dict[LiveRequest, float] = {}
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
             return delays
@@ -176,7 +176,7 @@ class SchedulingPolicy:
         elif live.text.closed or live.speech_ended:
             return 0.0
         else:
-            # Each token becomes a frame; the last frames wait for a full chunk.
+            # Each token becomes a frame; last frames wait for a full chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
             needs_s += self.step_s
@@ -203,8 +203,8 @@ def turns(
 ) -> Callable[[LiveRequest], tuple[int, float]]:
     """Return the sort key of waiting requests: rule 3.
 
-    The owner with the fewest slots goes first, then the one that waits longest, since its first
-    request or last service. served_s: by owner.
+    First the owner with the fewest slots, then the one that waits longest since its first request
+    or last service. served_s: by owner.
     """
     slots = Counter(live.owner for live in running if not live.request.ahead)
     since_s: dict[Owner, float] = {}
@@ -232,7 +232,7 @@ def _patience_s(live: LiveRequest, now: float) -> float:
 
 
 def _frame_s(live: LiveRequest) -> float | None:
-    """Return the shortest recent interval: longer ones may include a wait for other requests."""
+    """Return the shortest recent interval: longer ones may include other requests' time."""
     return min((after - before for before, after in pairwise(live.frame_times)), default=None)
 
 

@@ -1,8 +1,8 @@
-"""Prefill of prompts, common to the thinker's and the talker's stage.
+"""Prefill of prompts, shared by the thinker's and the talker's stage.
 
-A slot keeps the rows of its last request: a prompt with the same first rows is computed from the
-first different one, in chunks where other requests run. Rows of other slots are copied. After an
-error, or if a row may not be finite, the slot is cleared instead.
+A slot keeps its last request's rows: a prompt with the same first rows is computed from the first
+different one, in chunks if other requests run. Other slots' rows are copied. After an error, or if
+a row may not be finite, the slot is cleared.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ COPY_ROWS = 16  # computing fewer takes about as long as copying
 class CachedRows:
     """The first `count` rows of a prompt, in one slot.
 
-    keys: of the whole prompt. accepted: the thinker's accept-layer hidden states [media, hidden] at
+    keys: the whole prompt's. accepted: the thinker's accept-layer hidden states [media, hidden] at
     these rows' media positions.
     """
 
@@ -37,10 +37,10 @@ class CachedRows:
 
 
 class PrefixCache:
-    """Rows cached in each slot of one engine.
+    """Rows cached in the slots of one engine.
 
-    Written by the thread of the engine's stage. Any thread may `choose` and `count` without a
-    lock: a slot's record is immutable, and `bring` compares again.
+    The stage's thread writes it. Any thread may `choose` and `count` without a lock: records are
+    immutable, and `bring` compares again.
     """
 
     def __init__(self, slots: int):
@@ -54,11 +54,11 @@ class PrefixCache:
         self._rows[slot] = rows
 
     def choose(self, free: Sequence[int], keys: RowKeys) -> tuple[int, int]:
-        """Choose one of the free slots, least recently used first. Returns it and `count`.
+        """Choose a free slot, least recently used first. Returns it and `count`.
 
-        Prefers the slot that shares the most rows with the prompt if these are at least half of
-        its rows: other slots may still serve their own conversation. Otherwise the first slot,
-        to which `bring` copies rows.
+        Prefers the slot that shares the most rows with the prompt if these are at least half of its
+        own: others may still serve their conversation. Otherwise the first slot, to which `bring`
+        copies rows.
         """
         counts = self._counts(keys)
         best = max(free, key=lambda slot: counts[slot])
@@ -67,13 +67,13 @@ class PrefixCache:
         return best if in_place else free[0], max(counts)
 
     def count(self, keys: RowKeys) -> int:
-        """Return how many of a prompt's first rows any slot contains."""
+        """Return how many of a prompt's first rows any slot has."""
         return max(self._counts(keys))
 
     def bring(
         self, slot: int, keys: RowKeys, most: int, copy: Callable[[int, int, int], None]
     ) -> CachedRows:
-        """Copy as many of a prompt's first rows, at most `most`, as any slot has.
+        """Copy a prompt's first rows, at most `most`, from the slot that has the most.
 
         copy: see Thinker.copy.
         """
@@ -95,10 +95,10 @@ class PrefixCache:
 
 
 class PromptTask(Task):
-    """A request in a stage that computes its prompt.
+    """Request in a stage that computes its prompt.
 
-    rows: the prompt's that may be cached. keys: None without a prefix cache. most: maximum of rows
-    from the cache. finite: whether all computed rows are known to be finite; None before the first.
+    rows: the prompt's that may be cached. keys: None without a prefix cache. most: upper bound of
+    rows from the cache. finite: all computed rows are known to be finite; None before the first.
     """
 
     def __init__(self, live: LiveRequest, rows: int, keys: RowKeys | None, most: int):
@@ -136,7 +136,7 @@ class PrefillStage(Stage[AnyPrompt]):
 
     @abstractmethod
     def _may_be_cut(self, task: AnyPrompt) -> bool:
-        """Return whether a call may compute only a part of the remaining rows."""
+        """Return whether a call may compute a part of the remaining rows."""
 
     def _chunk_rows(self, task: AnyPrompt) -> int:
         rows = task.rows - min(task.live.prefilled_rows[self.name], task.most)
@@ -157,7 +157,7 @@ class PrefillStage(Stage[AnyPrompt]):
             yield from self._call_engine((task,), lambda tasks: [call(task) for task in tasks])
 
     def _prefill(self, task: AnyPrompt) -> tuple[bool, Tensor]:
-        """Copy a prompt's cached rows into its slot, and compute the next ones.
+        """Copy a prompt's cached rows into its slot; compute the next ones.
 
         Returns whether all known rows are computed, and its media's hidden states.
         """
@@ -180,7 +180,7 @@ class PrefillStage(Stage[AnyPrompt]):
         return stop == task.rows, NO_ACCEPTED if accepted is None else accepted
 
     def _release(self, task: AnyPrompt) -> None:
-        """Drop a request, and after an error or a value that may not be finite its rows."""
+        """Drop a request, and its rows after an error or a possibly infinite value."""
         if task.finite is not None and not (task.finite and task.live.error is None):
             self.cache.put(task.slot, None)
             self._to_clear.add(task.slot)

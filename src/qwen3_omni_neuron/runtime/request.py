@@ -26,7 +26,7 @@ RECENT_FRAMES = 9  # for frame_pace
 
 @dataclass(frozen=True)
 class WrittenReply:
-    """Reply, or piece of one, whose text comes with its request.
+    """Reply, or piece of one, whose text is in its request.
 
     token_ids: 1 to MOST_WRITTEN ids. before: white space after the previous piece.
     """
@@ -71,8 +71,8 @@ class Timestamps:
 class LiveRequest:
     """State of one request from `Pipeline.submit` to its end.
 
-    The pipeline's lock guards every field except `called_s`, `speech_s` and `prefilled_rows`,
-    whose entries are written by one stage each.
+    The pipeline's lock guards every field but `called_s`, `speech_s` and `prefilled_rows`, each of
+    whose entries one stage writes.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LiveRequest:
         self.talker_finish: FinishReason = "no_speech"
 
     def put_written(self, accepted: Tensor, now: float) -> None:
-        """Write the text of a written reply into its buffers. accepted: [0, hidden]."""
+        """Write a written reply's text into the buffers. accepted: [0, hidden]."""
         assert self.request.written is not None
         self.accepted = accepted
         self.timestamps.first_token_s = self.timestamps.progress_s = now
@@ -163,10 +163,10 @@ class LiveRequest:
         return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
-        """Return the time by the clock at which a wait becomes too long.
+        """Return the clock's time at which a wait becomes too long.
 
-        It counts from the last token, frame or chunk after waiting_since_s, or from the start of an
-        engine call in progress.
+        It counts from the last token, frame or chunk after waiting_since_s, or the start of the
+        current engine call.
         """
         if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.options.first_token_timeout_s

@@ -1,8 +1,8 @@
-"""Detection of runaway speech: the talker continues after all words are said.
+"""Detection of runaway speech, which continues after all words.
 
-In about 1 of 300 replies of the Qwen3 talkers (sglang-omni #1179), near-silence or a sound feeds
-itself: the end code gets a probability of 1e-14. After the whole text, while the end is unlikely,
-long silence, a repeated cycle of codes, or more frames than the words need can't be speech.
+In about 1 of 300 replies of Qwen3 talkers (sglang-omni #1179), near-silence or a sound feeds
+itself: the end code's probability drops to 1e-14. After the whole text, while the end is unlikely,
+long silence, a cycle of codes, or more frames than words need can't be speech.
 """
 
 import re
@@ -18,7 +18,7 @@ from qwen3_omni_neuron.engines.sampling import Ids, SamplingParams
 LIKELY_END = 0.01  # speech then ends within a few seconds
 SILENT_POWER = 1e-5  # mean square of a frame's samples: -50 dBFS
 SILENT_FRAMES = 24  # 1.92 s
-PAUSE_FRAMES = 25  # more for each pause in the text, up to MOST_PAUSES
+PAUSE_FRAMES = 25  # added per pause in the text, up to MOST_PAUSES
 MOST_PAUSES = 4
 KEPT_FRAMES = 2  # a sound's decay
 CYCLE_FRAMES = 48  # 3.84 s, first period included
@@ -37,14 +37,14 @@ _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 class SpokenPace:
     """Pace of the replies to one caller.
 
-    slowest: most frames per text token in replies of LEAST_TOKENS or more. The pipeline's lock
-    guards it.
+    slowest: most frames per text token in replies of LEAST_TOKENS or more, guarded by the
+    pipeline's lock.
     """
 
     slowest: float | None = None
 
     def add(self, tokens: int, frames: int) -> None:
-        """Record a reply whose speech the talker itself ended."""
+        """Record a reply whose speech the talker ended."""
         if tokens >= LEAST_TOKENS:
             self.slowest = max(self.slowest or 0.0, frames / tokens)
 
@@ -54,7 +54,7 @@ class SpokenPace:
         return PAUSES_OF_ANY_TEXT + slow * tokens
 
     def shortest_frames(self, tokens: int) -> float:
-        """Return the frames before which words must still follow."""
+        """Return the frames within which words must follow."""
         return QUICK * tokens if self.slowest is None else self.slowest / 2 * tokens
 
 
@@ -66,7 +66,7 @@ class Runaway(NamedTuple):
 
 
 class RunawayGuard:
-    """Detector of runaway speech, frame by frame once the whole text was taken.
+    """Detector of runaway speech, frame by frame after the whole text was consumed.
 
     first: index of its first frame. frames: number of all.
     """
@@ -77,14 +77,14 @@ class RunawayGuard:
         self._shortest = pace.shortest_frames(tokens)
         pauses = min(len(_PAUSE.findall(text)), MOST_PAUSES)
         self._most_silent = SILENT_FRAMES + PAUSE_FRAMES * pauses
-        # The last frames, latest first; by period, how many repeat earlier ones.
+        # The last frames, latest first; repeated frames by period.
         self._codes = np.full(LONGEST_PERIOD, -1, np.int64)
         self._repeated = np.zeros(LONGEST_PERIOD, np.int64)
 
     def hear(self, power: float, code0: int, end_probability: float) -> Runaway | None:
-        """Process the next frame. Returns the speech's end if it has run away.
+        """Process the next frame. Returns runaway speech, or None.
 
-        power: mean square of its samples. end_probability: 1 until the whole text was taken.
+        power: mean square of its samples. end_probability: 1 until the whole text was consumed.
         """
         self.frames += 1
         if power >= SILENT_POWER:
@@ -118,9 +118,9 @@ _PERIODS: NDArray[np.int64] = np.arange(1, LONGEST_PERIOD + 1)
 
 
 def end_probability(logits: Tensor, params: SamplingParams, allowed: Ids, end_id: int) -> float:
-    """Return the probability that a frame that continues could have ended the speech.
+    """Return the end code's probability in a frame that continues.
 
-    logits: [1, vocab] of code 0. Top-k and top-p only make an unlikely end impossible.
+    logits: [1, vocab] of code 0. Ignores top-k and top-p, which make an unlikely end impossible.
     """
     if not params.do_sample:
         return 0.0

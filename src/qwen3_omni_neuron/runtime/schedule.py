@@ -1,8 +1,8 @@
-"""Playback of a reply by its client, and sizes of its audio chunks in frames.
+"""A client's playback of a reply, and the sizes of its audio chunks in frames.
 
-A chunk is late by its missing frames plus one vocoder call. Example: frames arrive every 20 ms; the
+A chunk takes its missing frames plus one vocoder call. Example: frames arrive every 20 ms; the
 first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms). The next has 2 frames,
-decoded before the 57 ms are over; the one after it has 4.
+decoded within the 57 ms; the one after it 4.
 """
 
 import math
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from qwen3_omni_neuron.errors import OptionError
 
 MARGIN = 1.25  # for late frames
-# Share of a chunk's duration for the vocoder's call, since stages may share cores.
+# Share of a chunk's duration for the vocoder's call: stages may share cores.
 VOCODER_SHARE = 0.5
 
 
 class Playback:
     """Playback of speech that starts at the first sample and pauses while speech is late.
 
-    sent_s: seconds that have arrived. until_s: when all of it is played; before the first, the end
-    of earlier speech. underruns, silent_s: number and total seconds of pauses.
+    sent_s: seconds that have arrived. until_s: when all are played; before the first, the end of
+    earlier speech. underruns, silent_s: number and total seconds of pauses.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
@@ -31,7 +31,7 @@ class Playback:
         self.underruns, self.silent_s = 0, 0.0
 
     def arrived(self, seconds: float, at_s: float | None = None) -> tuple[float, float]:
-        """Add speech, which arrived now or `at_s`. Returns when its playback starts and ends."""
+        """Add speech that arrived now or `at_s`. Returns its playback's start and end."""
         at_s = self._now() if at_s is None else at_s
         if self.sent_s and self.until_s < at_s:
             self.underruns += 1
@@ -56,8 +56,8 @@ class Pace(NamedTuple):
     """Measurements that determine the next chunk's size; times in seconds.
 
     pending: frames to decode. buffered_s: the player's remaining audio, None before the first
-    chunk. frame_s: frame interval, None if not measured yet. shortest_call_s: by chunk size.
-    delay_s: last call beyond the shortest of its size, because other stages used the cores.
+    chunk. frame_s: frame interval, None if not yet measured. shortest_call_s: by chunk size.
+    delay_s: excess of the last call over the shortest of its size: other stages used the cores.
     """
 
     pending: int
@@ -78,7 +78,7 @@ class FixedSchedule:
     """Chunk sizes set by the caller; the last one repeats."""
 
     def __init__(self, sizes: Sequence[int], buckets: Sequence[int]):
-        """Raise OptionError for a size that is not compiled."""
+        """Raises OptionError for an uncompiled size."""
         unknown = [size for size in sizes if size not in buckets]
         if unknown:
             raise OptionError(
@@ -100,8 +100,8 @@ class FixedSchedule:
 class AdaptiveSchedule:
     """Chunk sizes by the pace.
 
-    buckets: the compiled chunk sizes, ascending. latency_s: audio that the first chunk lacks.
-    early: the first chunk does not wait until playback can't stop after it.
+    buckets: compiled chunk sizes, ascending. latency_s: audio that the first chunk lacks. early:
+    the first chunk does not wait until playback can't stop after it.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class AdaptiveSchedule:
         self._frame_audio_s, self._latency_s = frame_audio_s, latency_s
 
     def next_frames(self, pace: Pace) -> int:
-        """Return the largest size that is decoded before the player runs out of audio."""
-        # Before the first measurement, assume frames arrive at playback speed.
+        """Return the largest size decoded before the player runs out of audio."""
+        # Before a measurement, assume frames at playback speed.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
             return self._first_size(frame_s, pace)

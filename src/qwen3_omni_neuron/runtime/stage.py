@@ -1,7 +1,7 @@
-"""The loop that all stages share: one worker thread a stage, and the containment of failures.
+"""The stages' loop: one worker thread per stage, and containment of failures.
 
-An engine call that raises is repeated for each request alone. If the stage's own code raises, all
-its requests end; if its thread or engine process ends, later ones are refused, too.
+An engine call that raises is repeated for each request alone. If the stage's code raises, all its
+requests end; if its thread or engine process ends, later ones are refused, too.
 """
 
 import logging
@@ -19,7 +19,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 
 
 class Clock:
-    """Real time. A subclass may simulate time while all its threads wait."""
+    """Real time. A subclass may simulate time while its threads wait."""
 
     def now(self) -> float:
         """Return seconds."""
@@ -61,10 +61,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that one pipeline's stages share.
+    """Objects shared by one pipeline's stages.
 
     enter_thread: called first in a stage's thread. on_release, on_fault: called with the lock held
-    when a stage drops a request, or fails.
+    when a stage drops a request or fails.
     """
 
     clock: Clock
@@ -133,7 +133,7 @@ class Stage(ABC, Generic[AnyTask]):
     def wake(self) -> None:
         """Make the thread select again.
 
-        The thread may call this itself: the garbage collector may end a request in any line.
+        The thread itself may call this: the garbage collector may end a request in any line.
         """
         self._woken = True
         self.changed.notify_all()
@@ -153,7 +153,7 @@ class Stage(ABC, Generic[AnyTask]):
 
     @abstractmethod
     def _select(self) -> Work | float | None:
-        """Return the next work, the seconds until another selection, or None for a wake-up."""
+        """Return the next work, seconds until another selection, or None: wait for a wake-up."""
 
     def _run(self) -> None:
         try:
@@ -191,7 +191,7 @@ class Stage(ABC, Generic[AnyTask]):
         return True
 
     def _wait_for_work(self) -> Work | None:
-        """Return the next work, or None if the stage is closed. Ends late requests."""
+        """Return the next work, or None if closed. Ends late requests."""
         with self._lock:
             while True:
                 self._woken = False
@@ -208,7 +208,7 @@ class Stage(ABC, Generic[AnyTask]):
                     return work
                 if self._woken:
                     continue
-                # Another stage may never return from a call: check its requests' deadlines, too.
+                # Another stage may hang in a call: check its requests' deadlines, too.
                 waits = [task.live.request.options.wait_timeout_s for task in self._tasks]
                 if work is not None:
                     waits.append(work)
@@ -222,7 +222,7 @@ class Stage(ABC, Generic[AnyTask]):
     def _call_engine(
         self, tasks: Sequence[AnyTask], call: Callable[[Sequence[AnyTask]], Sequence[Result]]
     ) -> list[tuple[AnyTask, Result]]:
-        """Call the engine for several tasks at once. Returns the successful ones with results."""
+        """Call the engine for several tasks. Returns the successful ones with results."""
         now = self._called_s = self._clock.now()
         for task in tasks:
             task.live.called_s[self.name] = now

@@ -1,4 +1,4 @@
-"""Strings that end a reply, and tool calls in it, detected while its tokens are written.
+"""Strings that end a reply, and tool calls, detected while tokens are written.
 
 Calls are in the format of Qwen3's chat templates.
 """
@@ -15,7 +15,7 @@ END_OF_THOUGHT = "</think>"
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 INCOMPLETE = "\ufffd"  # decodes from part of a character
 _MOST_INCOMPLETE = 3  # a character has at most 4 bytes
-# Bytes of the longest stop string; special tokens without text may be inside.
+# Bytes of the longest stop string, which may contain special tokens without text.
 MOST_BUFFERED = 1024
 
 Decode = Callable[[list[int]], str]
@@ -30,14 +30,14 @@ class TextCodec(Protocol):
         ...
 
     def encode_exactly(self, text: str) -> list[int]:
-        """Return token ids that spell exactly these bytes; special tokens' names are words."""
+        """Return token ids that spell exactly this text; special tokens' names are words."""
         ...
 
 
 class StopStrings:
     """Detector of stop strings over the tokens of one reply.
 
-    Tokens that may begin a stop string are buffered: caller and talker never get a part of one.
+    Tokens that may begin a stop string are buffered, so that caller and talker get no part of one.
     """
 
     def __init__(self, strings: Sequence[str], decode: Decode, encode: Encode):
@@ -84,7 +84,7 @@ class StopStrings:
         return 0
 
     def _pass_on(self, length: int) -> tuple[list[int], int]:
-        """Release tokens of at most `length` characters. Returns them and their text's length."""
+        """Release tokens of at most `length` characters. Returns them and their length."""
         text = self._texts[-1]
         for count in range(len(self._buffered), 0, -1):
             spelled = self._texts[count - 1]
@@ -114,7 +114,7 @@ _INSIDE = re.compile(r'"|\\.', re.DOTALL)
 
 
 class CallText:
-    """Text of a call being written; ignores the end marker inside JSON strings."""
+    """Text of an unfinished call; ignores the end marker inside JSON strings."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -161,9 +161,8 @@ class CompleteCall:
 class CallWatch:
     """Detector of calls over the tokens of one reply.
 
-    The caller gets a call's tokens all at once, when it is complete and well formed; those of an
-    unfinished call come at the end. The talker gets the tokens before the first call. begun: a call
-    has begun.
+    The caller gets a call's tokens at once when it is complete and well formed, an unfinished
+    call's at the end. The talker gets the tokens before the first call. begun: a call has begun.
     """
 
     def __init__(self, decode: Decode, encode: Encode, reasoning: bool):
@@ -186,7 +185,7 @@ class CallWatch:
         """Add tokens. Returns the tokens for the caller, and for the talker.
 
         last: the reply ends with them. by_model: the model ended it. Raises ToolCallError for a
-        call that is malformed, or that the model does not end.
+        malformed call, or one that the model does not end.
         """
         given: list[int] = []
         spoken: list[int] = []

@@ -1,4 +1,4 @@
-"""The caller's end of a request: an iterator over its events, sync or async."""
+"""The caller's end of a request: a sync or async iterator over its events."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ class SpeechStream(
     AbstractContextManager["SpeechStream"],
     AbstractAsyncContextManager["SpeechStream"],
 ):
-    """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
+    """Iterator over a request's events: TextDelta, AudioChunk, and finally Finished.
 
     Use `for`, or `async for` in an event loop. A caller that does not read stalls its own request.
     `close`, the end of a `with` or `async with` block or dropping the stream cancels it.
@@ -88,10 +88,10 @@ class SpeechStream(
         return event
 
     async def ready(self, delay_s: float) -> list[Event]:
-        """Wait for the next event, and return it with the others that are ready.
+        """Wait for the next event; return it with others that are ready.
 
-        Text waits delay_s for more. The list has at most one chunk, at the end unless Finished
-        follows. Raises StopAsyncIteration after the end.
+        Text waits delay_s for more. The list has at most one chunk, last unless Finished follows.
+        Raises StopAsyncIteration after the end.
         """
         if delay_s > 0 and not self._done:
             try:
@@ -117,7 +117,7 @@ class SpeechStream(
         return self._live.slot
 
     def close(self) -> None:
-        """Cancel the request. Its slot is free after one more step of each stage."""
+        """Cancel the request. Its slot is free after each stage's next step."""
         self._done = True
         self._pipeline.cancel(self._live)
         if self._next is not None:
@@ -141,7 +141,7 @@ class SpeechStream(
                 self._pipeline.call_without_waiting(self.close)
 
     def _poll(self, since_s: float) -> Event | float | None:
-        """Return the next event, the remaining time to wait for one, or None after the end."""
+        """Return the next event, the remaining seconds to wait, or None after the end."""
         while not self._done:
             live = self._live
             with live.output.changed:
@@ -159,7 +159,7 @@ class SpeechStream(
         return None
 
     def _event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item, if complete yet. item: None for a request's end."""
+        """Return an item's event, if already complete. item: None: a request's end."""
         if item is None:
             if self._done or self._go_on():  # closed by another thread
                 return None
@@ -169,7 +169,7 @@ class SpeechStream(
         if isinstance(item, AudioChunk):
             samples = item.samples
             if self._samples and not item.first_sample:
-                # Each request's audio is shorter than its frames by the vocoder's latency, 23 ms.
+                # A request's audio is shorter than its frames by the vocoder's latency, 23 ms.
                 gap = np.zeros(self._pipeline.latency_samples, np.float32)
                 samples = np.concatenate((gap, samples))
             chunk = AudioChunk(samples, self._samples, item.frames)
@@ -205,7 +205,7 @@ class SpeechStream(
             self.close()
 
     def _there(self, chunk: bool = False) -> bool:
-        """Return whether an item (chunk: audio alone) or the end is there. The lock is held."""
+        """Return whether an item (chunk: audio) or the end is available. The lock is held."""
         output = self._live.output
         return self._live.ended or (output.has_chunk if chunk else output.has_item)
 
@@ -222,13 +222,13 @@ class SpeechStream(
             if self._there(chunk):
                 return
             output.on_change = wake
-        # Before Python 3.12, asyncio.wait_for loses a cancel that comes as the wait ends.
+        # Before Python 3.12, asyncio.wait_for loses a cancellation at the end of the wait.
         deadline = loop.call_later(seconds, woken.set)
         try:
             await woken.wait()
         finally:
             deadline.cancel()
-            if output.on_change is not None:  # else `wake` has cleared it: no lock is needed
+            if output.on_change is not None:  # else `wake` has cleared it
                 with output.changed:
                     output.on_change = None
 
@@ -288,7 +288,7 @@ class SpeechStream(
 
 
 class TextStream:
-    """Decoder of a growing reply, which returns whole characters.
+    """Decoder of a growing reply to whole characters.
 
     decode: token ids to text, without special tokens. before: text before the first.
     """
@@ -300,7 +300,7 @@ class TextStream:
     def push(self, token_id: int | None) -> tuple[str, list[int]]:
         """Add a token, None for the end. Returns the newly completed text, and its ids.
 
-        At the end that is all buffered text.
+        At the end, of all buffered text.
         """
         if token_id is not None:
             self._buffered.append(token_id)

@@ -1,4 +1,4 @@
-"""Talker stage, code predictor included: one codec frame a step."""
+"""Talker stage, including the code predictor: one frame per step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
@@ -42,8 +42,8 @@ class Phase(Enum):
 class TalkerTask(PromptTask):
     """A request in the talker stage.
 
-    prompt: the talker's part, whose user rows may be cached. limit: maximum of codec tokens, end
-    code included. row: token id of the next call's text row, None until it arrives.
+    prompt: the talker's part, whose user rows may be cached. limit: most codec tokens, end code
+    included. row: token id of the next call's text row, None until it arrives.
     """
 
     def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids, context_length: int):
@@ -82,7 +82,7 @@ class TalkerTask(PromptTask):
 
 
 class TalkerStage(PrefillStage[TalkerTask]):
-    """Worker of the talker. Between frames it prepares and prefills one request each, or a few."""
+    """Worker of the talker. Between frames it prepares and prefills a request or a few."""
 
     _engine: Talker
 
@@ -95,7 +95,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
     ):
-        """on_frame: called with the lock held, for a new frame or the last."""
+        """on_frame: called with the lock held, for a new frame or the end."""
         super().__init__("talker", engine, shared, policy)
         self._config, self._sample_ids, self._on_frame = config, sample_ids, on_frame
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
@@ -130,8 +130,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now.
 
-        A long prompt with media waits for their hidden states if other requests run, so that its
-        rows can be computed in chunks.
+        If other requests run, a long prompt with media waits for their hidden states, to be
+        computed in chunks.
         """
         if task.live.request.ahead:
             return False
@@ -216,7 +216,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
             return
         samplers = [task.sampler for task, _ in speaking]
         sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
-        # By task: code 0, the sampling of the other codes, and the end's probability.
+        # By task: code 0, the other codes' sampling, and the end's probability.
         begun: dict[TalkerTask, tuple[int, PredictorSampling, float]] = {}
         for (task, logits), code in zip(speaking, sampled, strict=True):
             task.phase, task.row, task.finite = Phase.STEP, None, code != NOT_FINITE
@@ -257,7 +257,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 self._on_frame(task.live)
 
     def _end_not_finite(self, task: TalkerTask, stage: str, code: int) -> None:
-        """End a request whose next frame's logits of a code are not finite."""
+        """End a request whose next frame has non-finite logits of a code."""
         step = f"code {code} of frame {len(task.live.codes) + 1}"
         with self._lock:
             task.live.end(EngineError.not_finite(stage, step))

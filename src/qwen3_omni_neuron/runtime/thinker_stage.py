@@ -1,6 +1,6 @@
-"""Thinker stage: prefill one prompt, step all requests, and pass on their text tokens.
+"""Thinker stage: prefill a prompt, step all requests, and pass on text tokens.
 
-The encoder stage encodes a long prompt's media: a 3-megapixel image takes as long as hundreds of
+The encoder stage encodes long prompts' media: a 3-megapixel image takes as long as hundreds of
 steps.
 """
 
@@ -50,11 +50,11 @@ MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 class ThinkerTask(PromptTask):
     """A request in the thinker stage.
 
-    last: the token that the next step appends, None before prefill. limit: maximum of text tokens.
-    next_since_s: when its prompt became the next to prefill. grammar: None before prefill, because
-    the grammars' processes have as many places as slots. no_end: mask of all tokens but those that
-    end the text. logits: the last call's, until a token is sampled. full: the limit is reached, and
-    the grammar may end there.
+    last: token that the next step appends, None before prefill. limit: most text tokens.
+    next_since_s: when its prompt became the next to prefill. grammar: None before prefill, since
+    grammars have as many processes as slots. no_end: mask of all tokens but those that end the
+    text. logits: the last call's, until a token is sampled. full: the limit is reached, and the
+    grammar may end there.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ThinkerTask(PromptTask):
 
     @property
     def is_due(self) -> bool:
-        """True if its grammar lets it sample, or ends it."""
+        """True if its grammar lets it sample or ends it."""
         grammar = self.grammar
         if grammar is None or grammar.pending:
             return False
@@ -107,7 +107,7 @@ class ThinkerTask(PromptTask):
 
     @property
     def has_space(self) -> bool:
-        """True if the next token fits, with those buffered for a stop string or a call."""
+        """True if the next token fits, with tokens buffered for a stop string or call."""
         watches = [watch for watch in (self.stop, self.calls) if watch is not None]
         tokens = 1 + sum(watch.buffered + MOST_TOKENS_ANEW for watch in watches)
         tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
@@ -116,7 +116,7 @@ class ThinkerTask(PromptTask):
 
 
 class ThinkerStage(PrefillStage[ThinkerTask]):
-    """Worker of the thinker. Between two steps it prefills one new request, or a few short ones."""
+    """Worker of the thinker. Between steps it prefills one new request, or a few short ones."""
 
     _engine: Thinker
 
@@ -177,7 +177,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return prompts
 
     def _may_be_cut(self, task: ThinkerTask) -> bool:
-        # As a part of the thinker's calls, an image would be encoded again for each.
+        # In the thinker's calls, an image would be encoded again for each.
         prompt = task.live.request.prompt
         return task.live.encoded is not None or not (prompt.images or prompt.videos)
 
@@ -211,7 +211,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             self._sample([task for task, _ in stepped])
 
     def _sample(self, tasks: Sequence[ThinkerTask]) -> None:
-        """Sample the next tokens, and pass them on. Requests without a mask keep their logits."""
+        """Sample and pass on next tokens. Requests without a mask keep their logits."""
         wait_for_masks([task.grammar for task in tasks if task.grammar is not None], MASK_WAIT_S)
         ready, logits = list[ThinkerTask](), list[Tensor]()
         for task in tasks:
@@ -270,8 +270,8 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return accepted
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request; its slot has the reply without the last token. The lock is held."""
-        if task.logits is not None:  # a row without a sample, as where a grammar ends the text
+        """Drop a request; its slot has the reply but the last token. The lock is held."""
+        if task.logits is not None:  # a row without a sample: a grammar ended the text
             task.finite = is_finite(task.logits)
         cached, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if cached is not None and task.last is not None and appended:
@@ -288,7 +288,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int | None) -> None:
-        """Pass a token on; None: the text ended before it."""
+        """Pass on a token; None: the text ended before it."""
         live, logprob, others = task.live, None, list[tuple[int, float]]()
         options = live.request.options
         logits, task.logits = task.logits, None
@@ -341,7 +341,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
             task.full = len(live.token_ids) == task.limit
             if grammar is not None and token_id is not None:
                 grammar.push(token_id)
-            # The grammar's answer determines whether the reply ends there.
+            # The grammar's answer decides whether the reply ends there.
             last = task.full and (grammar is None or not grammar.pending)
         if last and task.stop is not None and not stopped:
             given += task.stop.flush()

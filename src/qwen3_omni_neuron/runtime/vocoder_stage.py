@@ -1,4 +1,4 @@
-"""Vocoder stage: decode frames to audio chunks, whose sizes runtime.schedule decides."""
+"""Vocoder stage: decode frames to audio chunks, sized by runtime.schedule."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class VocoderTask(Task):
     """A request in the vocoder stage.
 
     samples: number of decoded samples. chunk: frames of the next chunk. guard: None until a frame
-    made after the whole text was decoded.
+    after the whole text was decoded.
     """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
@@ -37,7 +37,7 @@ class VocoderTask(Task):
 
 
 class VocoderStage(Stage[VocoderTask]):
-    """Worker of the vocoder. It decodes due chunks of one size as one batch."""
+    """Worker of the vocoder. It decodes due chunks of one size in one batch."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class VocoderStage(Stage[VocoderTask]):
         policy: SchedulingPolicy,
         on_chunk: Callable[[], None],
     ):
-        """on_chunk: called with the lock held, after chunks, and if a first one is postponed."""
+        """on_chunk: called with the lock held, after chunks, and when a first one is postponed."""
         super().__init__("vocoder", shared)
         self._engine, self._policy, self._on_chunk = engine, policy, on_chunk
         self._working = False  # guarded by the lock
         # See runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
         self._shortest_call_s: dict[int, float] = {}
-        # Frame time at the last request's start; it is shorter later if the thinker shared cores.
+        # Frame time at the last request's start; shorter later if the thinker shared cores.
         self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
         """Wake this stage if a chunk is due. The lock is held.
 
-        The talker's thread checks this, because waking a thread costs more. A working stage
-        checks again afterwards.
+        The talker's thread checks this, since waking a thread costs more. A working stage checks
+        again afterwards.
         """
         starts = not live.chunks
         if self._working and not starts:
@@ -156,7 +156,7 @@ class VocoderStage(Stage[VocoderTask]):
         return None
 
     def _end_runaway(self, live: LiveRequest, runaway: Runaway) -> int:
-        """End runaway speech. Returns the frames to keep, those passed on among them."""
+        """End runaway speech. Returns the frames to keep, including those passed on."""
         kept = max(runaway.kept, live.decoded_frames)
         logger.warning(
             "speech ran away and was ended: %s (%d text tokens, kept %d of %d frames, seed %d)",

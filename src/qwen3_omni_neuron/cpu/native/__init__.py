@@ -1,5 +1,5 @@
-"""The engines in C: one call does the work of hundreds of torch operations.
+"""The engines in C: one call replaces hundreds of torch operations.
 
-Python uses only library.h, through cffi: the build generates module _declarations from it. Only
-write_kv_row in decoder.c writes KV caches. model/ defines the results; tests compare the C with it.
+Python uses only library.h, through cffi, from which the build generates module _declarations. Only
+write_kv_row in decoder.c writes KV caches. model/ defines the results; tests compare them.
 """

@@ -17,9 +17,9 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 
 
 class NativeAudioConvolutions:
-    """`AudioEncoder.convolve` in C, in float32 over float32 or bfloat16 weights, which it packs.
+    """`AudioEncoder.convolve` in float32 over float32 or bfloat16 weights, which it packs.
 
-    A chunk's result depends neither on the other chunks nor on the number of threads.
+    A chunk's result does not depend on other chunks or the number of threads.
     """
 
     def __init__(self, encoder: AudioEncoder, library: Library, threads: int):

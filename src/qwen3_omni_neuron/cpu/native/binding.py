@@ -1,7 +1,6 @@
-"""Addresses of tensors, packing and descriptions of weights for the compiled library: library.h.
+"""Addresses of tensors, packing and descriptions of weights for the library: library.h.
 
-Structs are dicts of their fields, which cffi checks against the declarations. Keep the targets of
-their pointers alive: see `Weights`.
+Structs are dicts of fields, which cffi checks. Keep their pointers' targets alive: see `Weights`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ assert ffi.integer_const("PANEL") == PANEL
 Library = Any
 """The loaded library: a cffi object with the functions of library.h."""
 Pointer = Any
-"""A cffi pointer, which keeps alive only memory of `ffi.new`."""
+"""A cffi pointer; keeps only memory of `ffi.new` alive."""
 Fields = dict[str, Any]
 """A struct's fields by name."""
 VOID, TABLE = ffi.typeof("void *"), ffi.typeof("Table *")
@@ -72,7 +71,7 @@ class Weights:
     ) -> Fields:
         """Describe a packed parameter of a module: see cpu.packing. Raises UnsuitedError.
 
-        shape: [..., out, into] of the matrix before packing; of a stack, its first matrix.
+        shape: [..., out, into] before packing; of a stack, its first matrix.
         """
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
@@ -188,7 +187,7 @@ def quantise_in_c(matrix: Tensor, library: Library, groups: Groups) -> Tensor:
 
 
 def _pack(function: Any, packed: Tensor, matrix: Tensor, *more: int) -> int:
-    """Fill the packed form of a matrix by a library function. Returns its status."""
+    """Fill a matrix's packed form by a library function. Returns its status."""
     matrix = matrix.contiguous()
     out, into = matrix.shape[-2:]
     count = matrix.numel() // (out * into)
@@ -230,7 +229,7 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> Fields:
 
 
 def _feed_forward(c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights) -> Fields:
-    """Return a layer's feed-forward matrices by their names in Layer."""
+    """Return a layer's feed-forward matrices by Layer's names."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {

@@ -25,21 +25,21 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Number of decoded frames [streams], and the C's state of each stream [streams, ...].
- In numpy:
-torch operations release the interpreter lock.
+"""Number of decoded frames [streams], and the C's states [streams, ...].
+
+In numpy: torch operations release the interpreter lock.
 """
 WIDEST: int = ffi.integer_const("WIDEST")
 TAPS = 7
-POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # of convolutions, but 0 and infinity: see wave.c
+POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # of convolutions, besides 0 and infinity: see wave.c
 _ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 
 
 class NativeCode2Wav:
-    """Code2Wav in C, in float32 over float32 or bfloat16 weights, which it copies.
+    """Code2Wav in float32 over float32 or bfloat16 weights, which it copies.
 
-    A stream's samples depend neither on the other streams, nor on the number of threads, nor on the
-    split into chunks. Thread-safe. Raises UnsuitedError.
+    A stream's samples do not depend on other streams, the number of threads, or the split into
+    chunks. Thread-safe. Raises UnsuitedError.
     """
 
     def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
@@ -56,17 +56,17 @@ class NativeCode2Wav:
     def start(self, codes: Tensor) -> tuple[Tensor, NativeState]:
         """Decode the first chunk of streams; see Code2Wav.start.
 
-        Raises IndexError for a code beyond the codebook, ValueError.
+        Raises ValueError, and IndexError for a code beyond the codebook.
         """
         return self._advance(codes, None)
 
     def step(self, codes: Tensor, state: NativeState) -> tuple[Tensor, NativeState]:
-        """Decode the next chunk of streams. `state` is not changed."""
+        """See Code2WavCalls.step."""
         return self._advance(codes, state)
 
     @staticmethod
     def join(states: Sequence[NativeState]) -> NativeState:
-        """Join the states of single streams."""
+        """See Code2WavCalls.join."""
         if len(states) == 1:
             return states[0]
         positions, buffers = zip(*states, strict=True)
@@ -74,7 +74,7 @@ class NativeCode2Wav:
 
     @staticmethod
     def split(state: NativeState) -> list[NativeState]:
-        """Reverse `join`."""
+        """See Code2WavCalls.split."""
         positions, buffers = state
         return [(positions[i : i + 1], buffers[i : i + 1]) for i in range(len(buffers))]
 
@@ -243,12 +243,12 @@ class _Packing:
         }
 
     def _rows_of(self, matrix: Tensor, bias: Tensor) -> Fields:
-        """Describe a matrix of wave.c, in float32: it has few bytes and many rows."""
+        """Describe a matrix of wave.c: float32, since it has few bytes and many rows."""
         return self._matrix(_whole(matrix.float(), -2), _whole(bias, 0))
 
 
 def _taken(weight: Tensor) -> Tensor:
-    """Return a weight without its gradient. Raises UnsuitedError for an unsupported type."""
+    """Return a weight without its gradient. Raises UnsuitedError."""
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         raise UnsuitedError(
             f"the C takes code2wav in float32 or bfloat16 on the CPU, got {weight.dtype} on "
@@ -267,7 +267,7 @@ def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
     """Return a TransposedConv of two strides as a matrix [rate * out, stride + in], and its bias.
 
     Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase.
-    The matrix reads the earlier input first, and the other one `stride` floats after it.
+    The matrix reads the earlier input first, and the other `stride` floats later.
     """
     rate = up.stride[0]
     taps = _whole(up.weight, 1).unflatten(2, (2, rate)).flip(2)  # [in, out, 2, rate]
@@ -279,13 +279,13 @@ def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
 def _by_point(weight: Tensor) -> Tensor:
     """Return a convolution [out, in, taps] as matrices [8, out, in], one per point of wave.c.
 
-    Those of 0 and infinity are the first and the last tap; another point's is the polynomial of the
-    taps, divided by the distances to the other points.
+    Those of 0 and infinity are the first and last tap; another point's is the taps' polynomial,
+    divided by the distances to the other points.
     """
     shares = torch.zeros(len(POINTS) + 2, TAPS, dtype=torch.float64)
     shares[0, 0] = shares[-1, -1] = 1
     for i, point in enumerate(POINTS, 1):
         distances = [point - other for other in (0.0, *POINTS) if other != point]
         row = [point**k / prod(distances) for k in range(TAPS)]
-        shares[i] = torch.tensor(row, dtype=torch.float32)  # whatever torch has as its default
+        shares[i] = torch.tensor(row, dtype=torch.float32)  # whatever torch's default is
     return (weight.double() @ shares.T).movedim(-1, 0)

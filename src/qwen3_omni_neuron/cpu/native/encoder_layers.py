@@ -1,4 +1,4 @@
-"""Layers of the encoders in C, and linear ones of the talker's projections."""
+"""Encoder layers, and linear layers of the talker's projections, in C."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +22,10 @@ from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, VisionLayer
 
 
 class NativeEncoderLayer(nn.Module):
-    """AudioEncoderLayer or VisionLayer over packed weights, in float32; see cpu.packing.
+    """AudioEncoderLayer or VisionLayer in float32 over packed weights; see cpu.packing.
 
-    A frame's (an audio window's) result depends neither on the other frames nor on the number of
-    threads. Raises UnsuitedError.
+    A frame's (audio window's) result does not depend on other frames or the number of threads.
+    Raises UnsuitedError.
     """
 
     def __init__(self, layer: Any, library: Library, threads: int):
@@ -53,7 +53,7 @@ class NativeEncoderLayer(nn.Module):
     def forward(self, x: Tensor, *others: Tensor | Rotation) -> Tensor:
         """Apply the layer to x, float32 [frames, rows, hidden].
 
-        others: the layer's other arguments; a mask last, true for each frame's first rows.
+        others: the layer's other arguments; last a mask, true for each frame's first rows.
         """
         *rotations, mask = others
         frames, rows, _ = x.shape
@@ -72,7 +72,7 @@ class NativeEncoderLayer(nn.Module):
         return y
 
     def _rotation(self, rotations: Sequence[Tensor | Rotation]) -> Rotation | None:
-        """Return cosine and sine of each row, [rows, head_dim / 2], if the layer has them."""
+        """Return each row's cosine and sine, [rows, head_dim / 2], if the layer has them."""
         if not rotations:
             return None
         cos, sin = rotations[0]
@@ -88,15 +88,15 @@ class NativeEncoderLayer(nn.Module):
 def use_native_layers(
     encoder: AudioEncoder | VisionEncoder, library: Library, threads: int
 ) -> None:
-    """Replace an encoder's layers, whose weights are packed."""
+    """Replace an encoder's layers, whose weights must be packed."""
     layers = [NativeEncoderLayer(layer, library, threads) for layer in encoder.layers]
     encoder.layers = nn.ModuleList(layers)
 
 
 class NativeLinear(nn.Module):
-    """nn.Linear over a packed weight, in float32; see cpu.packing.
+    """nn.Linear in float32 over a packed weight; see cpu.packing.
 
-    A row's result depends neither on the other rows nor on the number of threads.
+    A row's result does not depend on other rows or the number of threads.
     """
 
     def __init__(self, linear: nn.Linear, library: Library, threads: int):
@@ -125,7 +125,7 @@ class NativeLinear(nn.Module):
 
 
 def use_native_linears(module: nn.Module, library: Library, threads: int) -> None:
-    """Replace a module's linear layers, whose weights are packed."""
+    """Replace a module's linear layers, whose weights must be packed."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

@@ -45,7 +45,7 @@ def _media_encoders(models: Models, spec: EngineSpec, library: Library) -> Media
 
 
 def native_audio(encoder: AudioEncoder, library: Library, threads: int) -> CpuAudio:
-    """Build the audio encoder in C over a module with packed weights, which it changes."""
+    """Build the audio encoder over a module with packed weights, which it changes."""
     use_native_layers(encoder, library, threads)
     use_native_linears(encoder, library, threads)
     return CpuAudio(encoder, NativeAudioConvolutions(encoder, library, threads))
@@ -54,7 +54,7 @@ def native_audio(encoder: AudioEncoder, library: Library, threads: int) -> CpuAu
 def native_vision(
     encoder: VisionEncoder, library: Library, threads: int, patch_buckets: Sequence[int] = ()
 ) -> CpuVision:
-    """Build the vision encoder in C over a module with packed weights, which it changes."""
+    """Build the vision encoder over a module with packed weights, which it changes."""
     use_native_layers(encoder, library, threads)
     use_native_linears(encoder, library, threads)
     return CpuVision(encoder, patch_buckets)

@@ -1,4 +1,4 @@
-"""The compiled library of this installation, checked against sources and declarations."""
+"""This installation's library, checked against sources and declarations."""
 
 import logging
 from functools import cache
@@ -19,7 +19,7 @@ REBUILD = (
 
 
 class MismatchError(Exception):
-    """A library of other sources."""
+    """Library of other sources."""
 
 
 def library_path() -> Path | None:
@@ -30,7 +30,7 @@ def library_path() -> Path | None:
 
 @cache
 def find_library() -> Any:
-    """Load the library once. Returns None, after a warning, if it must not be called."""
+    """Load the library once. Returns None, after a warning, if it can't be used."""
     path = library_path()
     if path is None:
         logger.warning("the C was not compiled and torch computes the same, slower: %s", REBUILD)
@@ -57,15 +57,15 @@ def library_verdict() -> str:
 def load_library(path: Path) -> Any:
     """Load a library, whose calls release the interpreter lock; see cpu.native.binding.Library.
 
-    Wrong declarations would corrupt memory: raises MismatchError if it was compiled from sources
-    other than the declarations or those beside it, or can't be loaded.
+    Wrong declarations would corrupt memory: raises MismatchError if it was compiled from other
+    sources than the declarations or the files beside it, or can't be loaded.
     """
     try:
         from qwen3_omni_neuron.cpu.native._declarations import ffi
     except ImportError as error:
         raise MismatchError(f"its declarations can't be imported ({error}); {REBUILD}") from None
     try:
-        # It stays in memory when cffi closes it, because its pool's threads run in it.
+        # It stays in memory when cffi closes it: its pool's threads run in it.
         library = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
         compiled: int = library.source_digest
     except (OSError, ffi.error) as error:

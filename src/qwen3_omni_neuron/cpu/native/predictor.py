@@ -24,10 +24,10 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class NativePredictor:
-    """The code predictor in C, a Predictor over the module's own weights, in float32.
+    """The code predictor in C: a Predictor in float32 over the module's weights.
 
-    Sums have another order than the module's: of logits, or sums with noise, as close as float32's
-    rounding error, either code may be chosen. A slot's result does not depend on the other slots.
+    It sums in another order than the module: if two scores differ by no more than float32's
+    rounding error, either code may be chosen. A slot's result does not depend on other slots.
     Thread-safe. Raises UnsuitedError.
     """
 
@@ -68,7 +68,7 @@ class NativePredictor:
         """Complete a frame of each slot.
 
         logits: float32 [15, n, vocab], receives the logits. Raises ValueError, and IndexError for a
-        slot or a code 0 beyond the tables.
+        slot or code 0 beyond the tables.
         """
         count, all_slots = len(slots), len(hidden)
         if not 0 <= min(slots) <= max(slots) < all_slots:

@@ -1,4 +1,4 @@
-"""Sampling of text tokens and of code 0, in C except for the noise."""
+"""Sampling of text tokens and code 0, in C except for the noise."""
 
 import ctypes
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ ADDRESS = ffi.typeof("intptr_t")
 class NativeSampler:
     """`engines.sampling.sample_ids`, with one C call for all sequences' candidates.
 
-    An id differs from numpy's only where two logits at the edge of top-k or top-p are as close as
-    float32's rounding error. A call with few logits keeps the interpreter lock, because getting it
-    back would take longer: by ctypes, since cffi always releases it.
+    An id differs from numpy's only if two logits at the edge of top-k or top-p are within float32's
+    rounding error. A call with few logits keeps the interpreter lock, because getting it back would
+    take longer: by ctypes, since cffi always releases it.
     """
 
     def __init__(self, library: Library):
@@ -65,7 +65,7 @@ class NativeSampler:
 
 
 def _prepare(sampler: Sampler) -> tuple[Any, int]:
-    """Create a sampler's struct, which lives as long as the sampler, and return its address too."""
+    """Create a sampler's struct, which lives as long as the sampler; return it and its address."""
     params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
     counts = sampler.counts
     fields = {

@@ -1,6 +1,6 @@
-"""The C sources for the build and the check at loading: their digest, their declarations.
+"""Digest and declarations of the C sources, for the build and the check at loading.
 
-setup.py runs this file before installation, so it imports no other module of the package.
+setup.py runs this file before installation, so it imports no other module.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def source_digest(folder: Path = HERE) -> int | None:
-    """Return a 60-bit digest of the C files in a folder; None if sources were stripped."""
+    """Return a 60-bit digest of a folder's C files; None if they were stripped."""
     files = sorted([*folder.glob("*.c"), *folder.glob("*.h")], key=lambda file: file.name)
     if not files:
         return None

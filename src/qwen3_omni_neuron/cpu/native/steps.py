@@ -34,8 +34,8 @@ from qwen3_omni_neuron.model.thinker import ThinkerModel
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
-    A row's result depends neither on the call's other rows nor on the number of threads, nor on the
-    split of a prompt. Several threads may call it for different slots. Raises UnsuitedError.
+    A row's result does not depend on the call's other rows, the number of threads, or a prompt's
+    split. Several threads may call it for different slots. Raises UnsuitedError.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class NativeSteps:
     ) -> Tensor:
         """Append one row of a table to each of several slots. Returns the logits [slots, vocab].
 
-        lengths: each slot's filled positions; positions: the new rows' rope positions. ids: rows of
+        lengths: each slot's filled positions. positions: the new rows' rope positions. ids: rows of
         the table [.., hidden], default: the thinker's embedding. added: float32 [all slots,
-        hidden], added to the new rows. hidden: float32 [all slots, hidden], receives the post-norm
+        hidden], added to the new rows. hidden: float32 [all slots, hidden], receives post-norm
         hidden states.
         """
         count = len(slots)
@@ -175,7 +175,7 @@ class NativeSteps:
         after: Tensor | None = None,
         wants_logits: bool = True,
     ) -> Tensor:
-        """Append rows of a table, and then the rows `after`, after a slot's first `start`.
+        """Append rows of a table, then the rows `after`, to a slot's first `start`.
 
         ids: int64 [n], of the table [.., hidden], default: the thinker's embedding. after: float32
         [m, hidden]. positions: float32 [3, n + m]. Returns the last row's logits [1, vocab], or [0,
@@ -243,7 +243,7 @@ class NativeSlots(CpuSlots):
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Append rows after a slot's first `start`. extra: as of NativeSteps.prefill."""
+        """Append rows to a slot's first `start`. extra: see NativeSteps.prefill."""
         self._drop(slot, start + len(rows))
         self._begin(slot, start)
         outputs = self.steps.prefill(slot, start, rows, positions, *extra)
@@ -258,7 +258,7 @@ class NativeSlots(CpuSlots):
         start: int,
         *more: Any,
     ) -> Tensor:
-        """Append rows of a table after a slot's first `start`."""
+        """Append rows of a table to a slot's first `start`."""
         self._drop(slot, start + positions.shape[1])
         self._begin(slot, start)
         logits = self.steps.prefill_ids(slot, start, ids, positions, *more)
@@ -266,7 +266,7 @@ class NativeSlots(CpuSlots):
         return logits
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row to each slot; see DecoderSlots.step."""
+        """See DecoderSlots.step."""
         table, hidden = table_of(rows, *rows.shape), empty_floats(self.slots, rows.shape[1])
         logits = self.step_ids(slots, range(len(slots)), table, None, hidden)
         return logits, hidden[list(slots)]
@@ -294,7 +294,7 @@ class NativeThinkerSlots(NativeSlots):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to a slot's first `start` rows; see ThinkerSlots.prefill_tokens."""
+        """See ThinkerSlots.prefill_tokens."""
         if not accepted.any():
             return self.prefill_ids(slot, token_ids, positions, start), self._none_accepted
         with torch.inference_mode():
@@ -305,7 +305,7 @@ class NativeThinkerSlots(NativeSlots):
             return logits, states[torch.from_numpy(accepted)]
 
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see ThinkerSlots.step_tokens."""
+        """See ThinkerSlots.step_tokens."""
         return self.step_ids(slots, token_ids)
 
 

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 class NativeTalker(TalkerEngine):
     """TalkerEngine over float32 rows, with one C call per prompt, step and frame.
 
-    Torch operations release the interpreter lock, for which stages compete: with a small model they
+    Torch operations release the interpreter lock, for which stages compete: with a small model that
     took longer than the arithmetic.
     """
 
@@ -51,14 +51,14 @@ class NativeTalker(TalkerEngine):
         return None
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        """Complete a slot's prompt; see Talker.prefill."""
+        """See Talker.prefill."""
         if slot in self._incomplete:
             return super().prefill(slot, accepted, first_token)
         self._feedback.numpy()[slot] = self._codec_bos_row
         return self.step((slot,), (first_token,))
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one row to each slot; see Talker.step."""
+        """See Talker.step."""
         rows = self._rows_of(token_ids)
         table = table_of(rows, *rows.shape)
         return self._slots.step_ids(slots, token_ids, table, self._feedback, self._hidden)

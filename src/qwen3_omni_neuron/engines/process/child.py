@@ -17,11 +17,11 @@ PARENT_CHECK_S = 0.25
 MOST_OUTPUT_BYTES = 1 << 20  # upper bound of a child's output file
 TAIL_BYTES = 8192  # enough for faulthandler's dump of a few threads
 _HELD = (signal.SIGINT, signal.SIGTERM)  # must not interrupt a start or imports
-# A terminal sends them to the whole process group; the server still finishes its requests.
+# A terminal sends these to the whole process group; the server still finishes its requests.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _START_S = 1.0  # longest wait for another thread's start of a child
 _starting = threading.Lock()
-_started: "list[subprocess.Popen[bytes]]" = []  # children that have not ended; guarded by _starting
+_started: "list[subprocess.Popen[bytes]]" = []  # running children; guarded by _starting
 
 
 class OutputTail:
@@ -33,7 +33,7 @@ class OutputTail:
 
     def read(self) -> str:
         """Return the last TAIL_BYTES of the output."""
-        # read would move the position at which the child writes.
+        # read would move the child's write position.
         descriptor = self.file.fileno()
         begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
         return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
@@ -48,7 +48,7 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
-    descriptors: open files that the child inherits, with the same numbers. output: receives stdout
+    descriptors: open files that the child inherits with the same numbers. output: receives stdout
     and stderr. env: default: this process's. options: Popen's. Raises OSError.
     """
     code = (
@@ -74,7 +74,7 @@ def start_child(
 
 
 def kill_children() -> None:
-    """Kill all children, with their own sessions, and let none start: this process ends."""
+    """Kill all children and their sessions, and let none start: this process ends."""
     _starting.acquire(timeout=_START_S)
     for child in _started:
         if child.poll() is None:
@@ -101,21 +101,21 @@ def describe_exit(status: int | None) -> str:
 def follow_parent(parent: int) -> None:
     """Make this child ignore Ctrl-C and end with its parent, even during a call.
 
-    A child with its own session ends the processes that it started, too. parent: process id.
+    A child with its own session also ends its processes. parent: process id.
     """
     take_signals()
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
 def take_signals() -> None:
-    """Make this child ignore a terminal's signals, and unblock those its parent blocked."""
+    """Make this child ignore a terminal's signals, and unblock its parent's blocked ones."""
     for number in _OF_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def trim_output() -> None:
-    """Cut this process's output, a file of `start_child`, to its end if it is long."""
+    """Cut a long output of this process, a file of `start_child`, to its end."""
     size = os.fstat(2).st_size
     if size > MOST_OUTPUT_BYTES // 2:
         tail = os.pread(2, TAIL_BYTES, size - TAIL_BYTES)
@@ -133,11 +133,11 @@ def _exit_with(parent: int) -> None:
 
 
 class EngineTracebackError(Exception):
-    """Traceback of an exception in the engine's process, as text: the `__cause__` here."""
+    """Text of a traceback in the engine's process: the `__cause__` here."""
 
 
 class SentException:
-    """An exception to send: if it can't be pickled, a RuntimeError."""
+    """An exception to send; a RuntimeError if it can't be pickled."""
 
     def __init__(self, error: Exception) -> None:
         self._text = "".join(traceback.format_exception(error))
@@ -151,13 +151,13 @@ class SentException:
             )
 
     def exception(self) -> Exception:
-        """Return the exception, with the traceback of its process as `__cause__`."""
+        """Return the exception, with its process's traceback as `__cause__`."""
         self._error.__cause__ = EngineTracebackError(f"\n{self._text}")
         return self._error
 
 
 def nameless_file() -> BinaryIO:
-    """Return a new unnamed file to share, unbuffered; on Linux memory that may be sealed."""
+    """Return a new unnamed unbuffered file to share; on Linux, memory that may be sealed."""
     if sys.platform != "linux":
         return tempfile.TemporaryFile(buffering=0)
     # Containers often limit /dev/shm to 64 MiB.

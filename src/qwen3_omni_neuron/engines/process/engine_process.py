@@ -27,12 +27,12 @@ GRACE_S = 0.5  # for the other processes to answer after a failure
 
 
 class EngineGroup:
-    """Processes that build an engine each, and get the same calls in the same order.
+    """Processes that each build an engine, and get the same calls in the same order.
 
-    An engine is any object with a `close` method and the attribute `fault`: see engines.protocols.
-    A call is for all or for the first ones. It returns the first one's result when all have
-    answered. If a process ends, hangs, or fails alone, all are ended: they may be waiting for each
-    other. They end with `close`, and whenever this process ends.
+    An engine is an object with method `close` and attribute `fault`: see engines.protocols. A call
+    is for all or for the first ones, and returns the first one's result when all have answered. If
+    a process ends, hangs, or fails alone, all are ended: they may wait for each other. They end
+    with `close`, or with this process.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class EngineGroup:
 
         names: the engines', for messages. factories: return the engines; pickled, so each must be a
         module's function, or a functools.partial of one, not from the main script. environments:
-        variables to add. threads: torch's, in a process.
-        Raises OSError if one can't be started, and errors of pickling a factory.
+        variables to add. threads: torch's, per process.
+        Raises OSError if one can't start, and errors of pickling a factory.
         """
         self._calling = threading.Lock()  # held from a request to the last answer
         self._closing = threading.Lock()
         self._error: Qwen3OmniError | None = None  # of every later call
         self._started = time.monotonic()
         self._processes: list[_Process] = []
-        # Also ends them at exit and when this object is garbage collected.
+        # Also ends them at exit and on garbage collection.
         self._end = finalize(self, _end, self._processes)
         requests = SharedBlock()
         try:
             for name, factory, env in zip(names, factories, environments, strict=True):
                 process = _Process(name, env, requests)
                 self._processes.append(process)
-                # In the pipe, because all share the block.
+                # In the pipe: all share the block.
                 process.post(process.mailbox.pack((pickle.dumps(factory), threads)))
         except BaseException:
             self.close()
@@ -75,8 +75,8 @@ class EngineGroup:
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until every engine is built, once.
 
-        Raises the error of an engine's build, and EngineDiedError if a process ended or took longer
-        than timeout_s. All are closed then.
+        Raises the error of an engine's build, and EngineDiedError if a process ended or exceeded
+        timeout_s. All are then closed.
         """
         try:
             with self._calling:
@@ -96,10 +96,10 @@ class EngineGroup:
     ) -> Any:
         """Call a method of every engine. Threads' calls run one after the other.
 
-        limit_s: the call counts as hung after it. members: call the first ones only; None: all.
-        Raises an error that all of them raised, with its traceback as `__cause__`; EngineDiedError
-        that names a process that ended, hung, or failed alone; ClosedError after `close`. The last
-        two interrupt a call in progress.
+        limit_s: after it the call counts as hung. members: call the first ones only; None: all.
+        Raises an error that all raised, with its traceback as `__cause__`; EngineDiedError with the
+        process that ended, hung, or failed alone; ClosedError after `close`. The last two interrupt
+        a call.
         """
         return self._request((method, arguments), limit_s, members)
 
@@ -110,8 +110,8 @@ class EngineGroup:
     def fault(self) -> EngineDiedError | None:
         """Poll the processes; return an error if no call can be made, else None.
 
-        If one has ended, all are ended. During a call, the call polls instead. Returns None after
-        `close`. Thread-safe.
+        If one has ended, all are ended. During a call, the call polls. Returns None after `close`.
+        Thread-safe.
         """
         if self._error is None and self._calling.acquire(blocking=False):
             try:
@@ -125,7 +125,7 @@ class EngineGroup:
         return EngineDiedError(*error.args) if isinstance(error, EngineDiedError) else None
 
     def close(self) -> None:
-        """End the processes within seconds: close their connections, then kill them.
+        """End the processes within seconds: disconnect, then kill them.
 
         Thread-safe, also during a call. A second call does nothing.
         """
@@ -133,7 +133,7 @@ class EngineGroup:
             self._error = ClosedError("The model's engines were closed. Load the model again.")
         with self._closing:
             self._end()
-            with self._calling:  # the disconnection has ended a call in progress
+            with self._calling:  # the disconnection has ended any call
                 for process in self._processes:
                     process.close()
 
@@ -167,7 +167,7 @@ class EngineGroup:
         """Collect the processes' results and exceptions, by index.
 
         After an exception the others have GRACE_S to answer. Raises EngineDiedError for a process
-        that ended and, where none failed, for those that exceed the limit.
+        that ended and, if none failed, for those that exceed the limit.
         """
         if len(called) == 1 and limit_s == math.inf:  # for speed
             done, value = self._take(called[0])
@@ -178,7 +178,7 @@ class EngineGroup:
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
-        # Ticks, because a clock advances while all processes are stopped.
+        # Ticks: a clock advances while all processes are stopped.
         ticks, most = 0, limit_s / TICK_S
         while waiting:
             ready = poll.poll(1000 * TICK_S)
@@ -210,7 +210,7 @@ class EngineGroup:
         return done, value if done else value.exception()
 
     def _died(self, process: "_Process") -> Qwen3OmniError:
-        """Kill all; return the error with the reason why a connection ended."""
+        """Kill all; return an error with the reason why a connection ended."""
         if self._error is None:
             status = None
             with suppress(subprocess.TimeoutExpired):
@@ -233,7 +233,7 @@ class EngineGroup:
 
 
 class _Process:
-    """A started process, its connection, and its output."""
+    """A process, its connection, and its output."""
 
     def __init__(self, name: str, env: Mapping[str, str], requests: SharedBlock):
         self.output = OutputTail()
@@ -267,7 +267,7 @@ class _Process:
 
 
 def _named(request: tuple[str, Any]) -> str:
-    """Return a call's method and its string arguments, such as a graph's label."""
+    """Return a call's method and string arguments, such as a graph's label."""
     method, arguments = request
     return " ".join([method, *(word for word in arguments or () if isinstance(word, str))])
 

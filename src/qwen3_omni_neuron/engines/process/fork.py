@@ -1,8 +1,8 @@
-"""Refusals in a child that os.fork made of a process with a loaded model.
+"""Refusals in a child that os.fork created from a process with a loaded model.
 
-The child lacks its parent's threads, torch's included, and a lock of another thread stays locked.
-Engines' processes and temporary folders are still the parent's. So the child can neither use nor
-load a model, and leaves its parent's processes and files when it exits.
+The child lacks its parent's threads, torch's included, and other threads' locks stay locked.
+Engines' processes and temporary folders are the parent's. So the child can't use or load a model,
+and keeps its parent's processes and files when it exits.
 """
 
 import _thread  # threading.RLock is a function, which has no subclass
@@ -40,11 +40,11 @@ def check_not_forked() -> None:
 class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in its stub alone
     """Reentrant lock of a model's process. Entering it in a forked child raises ForkError."""
 
-    # `_note_fork` sets __enter__: a Python method would be slower in every process.
+    # `_note_fork` sets __enter__: a Python method would slow down every process.
 
 
 def finalize(owner: object, end: Callable[..., object], *arguments: Any) -> weakref.finalize:
-    """Return a weakref.finalize that calls `end`, but in no forked child."""
+    """Return a weakref.finalize that calls `end`, except in forked children."""
     return weakref.finalize(owner, _call_in, os.getpid(), end, *arguments)
 
 

@@ -14,8 +14,8 @@ _IS_GLIBC = hasattr(_LIBC, "malloc_trim")
 def trim_early() -> None:
     """Make this process's arenas return memory beyond 2 MiB at their ends.
 
-    For our own processes, before they have many threads. After 96 chats with images of three
-    megapixels 20 MB instead of 350 MB remain. Tensors of up to 32 MiB are in arenas.
+    For our own processes, before they have many threads. After 96 chats with 3-megapixel images 20
+    MB instead of 350 MB remain. Tensors of up to 32 MiB are in arenas.
     """
     if _IS_GLIBC:
         _LIBC.mallopt(_M_TRIM_THRESHOLD, 2 << 20)
@@ -25,7 +25,7 @@ def trim_early() -> None:
 def give_back() -> None:
     """Return freed memory to the system; only with glibc's malloc.
 
-    30 models loaded and closed, each in its own thread, leave up to 90 MB without it. Takes 1 to 20
+    Otherwise 30 models loaded and closed, each in its own thread, leave up to 90 MB. Takes 1 to 20
     ms, and 1 ms of the next reply.
     """
     if _IS_GLIBC:
@@ -33,9 +33,9 @@ def give_back() -> None:
 
 
 def keep_all() -> None:
-    """Make the garbage collector ignore all existing objects, of modules and a loaded model.
+    """Make the garbage collector ignore all existing objects.
 
-    A full collection would scan 226,000 objects, and stop every thread for 0.1 s.
+    A full collection would scan 226,000 objects, and stop all threads for 0.1 s.
     """
     gc.collect()
     gc.freeze()

@@ -17,7 +17,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.process.child import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
-INLINE_BYTES = 1 << 14  # up to this size, as a row of logits, a buffer is faster in the pickle
+INLINE_BYTES = 1 << 14  # smaller buffers, such as a row of logits, are faster in the pickle
 # Types that numpy lacks -> integer types of the same size.
 SENT_AS = {
     torch.bfloat16: torch.int16,
@@ -27,11 +27,11 @@ SENT_AS = {
 
 
 class DisconnectedError(Exception):
-    """The connection has ended, at either end."""
+    """Either end has disconnected."""
 
 
 class SharedBlock:
-    """Growable unnamed mapped file that processes share."""
+    """Growable unnamed mapped file, shared by processes."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Open the block of an inherited descriptor, or create one."""
@@ -51,7 +51,7 @@ class SharedBlock:
         return self._bytes
 
     def fileno(self) -> int:
-        """Return the file's descriptor, which another process can inherit."""
+        """Return the file's descriptor."""
         return self._file.fileno()
 
     def close(self) -> None:
@@ -63,9 +63,9 @@ class SharedBlock:
 class Mailbox:
     """One end of a connection that carries one message at a time.
 
-    A message's buffers are in the block until it is received: the next one must wait. A message is
-    any object that can be pickled. Tensors arrive as contiguous copies on the host, without a
-    gradient. Used by one thread at a time.
+    A message's buffers are in the block until it is received: the next one must wait. Any picklable
+    object is a message. Tensors arrive as contiguous copies on the host, without gradients. Used by
+    one thread at a time.
     """
 
     def __init__(self, end: Connection, incoming: SharedBlock, outgoing: SharedBlock) -> None:
@@ -74,7 +74,7 @@ class Mailbox:
     def pack(self, message: object) -> bytes:
         """Copy a message's buffers into the outgoing block; return the bytes to post.
 
-        They may be posted to every mailbox that shares the block. Raises pickling errors.
+        Every mailbox that shares the block may post them. Raises pickling errors.
         """
         buffers: list[memoryview] = []
 
@@ -103,7 +103,7 @@ class Mailbox:
     def receive(self) -> Any:
         """Wait for the next message.
 
-        Raises DisconnectedError, and unpickling errors, after which the connection still works.
+        Raises DisconnectedError, and unpickling errors, which don't end the connection.
         """
         try:
             sizes, pickled = pickle.loads(self._end.recv_bytes())
@@ -112,7 +112,7 @@ class Mailbox:
         block, begin = self._incoming.at_least(sum(sizes)), 0
         buffers = []
         for size in sizes:
-            # Aligned, as torch's memory: some kernels round differently elsewhere, and an engine
+            # Aligned like torch's memory: otherwise some kernels round differently, and an engine
             # must compute the same numbers in every process.
             buffer = torch.empty(size, dtype=torch.uint8).numpy()
             buffer[:] = block[begin : begin + size]
@@ -126,7 +126,7 @@ class Mailbox:
 
     def disconnect(self) -> None:
         """End the connection at both ends, and wake a waiting thread. Thread-safe."""
-        # OSError: the other end has disconnected already.
+        # OSError: the other end has disconnected.
         with suppress(OSError), socket.socket(fileno=os.dup(self._end.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 

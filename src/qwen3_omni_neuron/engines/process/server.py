@@ -18,8 +18,8 @@ LOOK_S = 0.25  # interval between checks of an idle engine and its memory
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     """Serve until the other end disconnects.
 
-    connection, incoming, outgoing: descriptors of the socket and of the mailbox's blocks. parent:
-    process id of the other end.
+    connection, incoming, outgoing: descriptors of the socket and the mailbox's blocks. parent: the
+    other end's process id.
     """
     follow_parent(parent)
     trim_early()
@@ -49,7 +49,7 @@ def _serve(mailbox: Mailbox) -> None:
         while True:
             trim_output()
             while not poll.poll(1000 * LOOK_S):
-                # An engine with processes of its own. A call would raise it itself.
+                # An engine with its own processes. A call would raise the fault itself.
                 if engine.fault is not None and (fault := engine.fault()) is not None:
                     raise fault
                 memory.look()
@@ -59,7 +59,7 @@ def _serve(mailbox: Mailbox) -> None:
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:
-    """Serve one request: a method's call, or an attribute's value if the arguments are None."""
+    """Serve one request: a method's call, or an attribute if the arguments are None."""
     try:
         name, arguments = mailbox.receive()
         attribute = getattr(engine, name)
