@@ -128,6 +128,7 @@ INLINE Words KIND(add_bytes)(Words sum, Words w, Words x, int type)
 /* The sums that add_bytes has made. */
 INLINE Words KIND(whole)(Words sum, int type)
 {
+    (void)type;
     if (DOTS_OF(type))
         return sum;
     return KIND(add_pairs)((Words){0}, sum, (Words){0} + 0x10001, INT8);
