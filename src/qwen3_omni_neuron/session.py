@@ -1,7 +1,7 @@
-"""Session: a conversation turn by turn, in which a question may arrive in pieces.
+"""Session: a conversation turn by turn; a question may arrive in pieces.
 
-A turn is a request over all messages so far, with the same reply as `api.Qwen3Omni.stream`. A
-session caches its messages' features and pixels.
+A turn is a request over all messages, with `api.Qwen3Omni.stream`'s reply. A session caches its
+messages' features and pixels.
 """
 
 import weakref
@@ -64,8 +64,8 @@ STORED_KIND = "session"
 class SessionModel:
     """Parts of a loaded model that a session uses.
 
-    request: makes a request from a prompt, its options, whether it is spoken, and its arrival time.
-    most_tokens: longest prompt. owner: object that must outlive a stream.
+    request: function (prompt, options, whether it is spoken, arrival time) -> request. most_tokens:
+    longest prompt. owner: object that must outlive a stream.
     """
 
     prompt_builder: PromptBuilder
@@ -100,10 +100,10 @@ class ReplyStream(SpeechStream):
 
 
 class Session:
-    """Conversation turn by turn: `append` and `append_audio` what the user says, then `respond`.
+    """Conversation turn by turn: `append` and `append_audio` the user's words, then `respond`.
 
-    Thread-safe. Close it, or use it in a `with` block. It uses a slot of the model only while a
-    reply streams.
+    Thread-safe. Close it, or use a `with` block. It uses a slot of the model only while a reply
+    streams.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Session:
         self._clip: GrowingClip | None = None  # the last item of _turn
         self._reply: Reply | None = None
         self._stream: Callable[[], ReplyStream | None] = lambda: None
-        # Windows of _clip, and its peak, at the last prefill ahead; None: nothing was prefilled.
+        # Windows and peak of _clip at the last prefill ahead, if any.
         self._ahead_of: tuple[int, float] | None = None
         self._ahead: list[LiveRequest] = []  # prefills ahead that may still run
-        self._pace = SpokenPace()  # how fast its replies are spoken
+        self._pace = SpokenPace()
         self._closed = False
         self.system = system
         for index, message in enumerate(messages_of(messages)):
@@ -136,10 +136,10 @@ class Session:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
+        """The conversation so far, as messages for `Qwen3Omni.stream` and `session`.
 
-        A reply has the text that was heard. Audio appended in pieces, or as an array, is float32
-        at the model's rate; other media are unchanged.
+        A reply has the heard text. Audio appended in pieces, or as an array, is float32 at the
+        model's rate; other media are unchanged.
         """
         with self._lock:
             return [turn.message for turn in self._conversation()]
@@ -198,8 +198,8 @@ class Session:
     def commit(self) -> Turn:
         """Move the user's turn into the history without answering it.
 
-        Raises AudioError, and ends nothing, for a clip that is too short; MessageError if nothing
-        was appended.
+        Raises AudioError for too short a clip, which may continue; MessageError if nothing was
+        appended.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -230,7 +230,7 @@ class Session:
             options = self._options
             try:
                 prompt = self._prompt(self._conversation(), options)
-            except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
+            except (AudioError, PromptTooLongError):  # the clip is still too short; see respond
                 return
             self._prefill_ahead(prompt, options, speak and model.speaks)
 
@@ -250,11 +250,11 @@ class Session:
             self._turn.add(kept_content(content, media), checked, media)
 
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
-        """Append the next piece of the user's speech, of any length; it is prefilled as it arrives.
+        """Append a piece of the user's speech, of any length; it is prefilled as it arrives.
 
-        samples: [samples] or [samples, channels]; integers are scaled by their range. Pieces
-        until `respond` or `append` are one clip, with one rate and number of channels. A
-        rejected piece changes nothing.
+        samples: [samples] or [samples, channels]; integers are scaled by their range. Pieces up to
+        `respond` or `append` are one clip, of one rate and number of channels. A rejected piece
+        changes nothing.
         Raises AudioError, PromptTooLongError and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -278,9 +278,9 @@ class Session:
     ) -> ReplyStream:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
-        speak: False for text alone. turns: turns to answer instead of the history and the user's
-        turn, which then stays open. system: system message of this reply. keep: add the reply to
-        the history. options: this request's, which override the session's.
+        speak: False for text alone. turns: answered instead of the history and the user's turn,
+        which then stays open. system: system message of this reply. keep: add the reply to the
+        history. options: this request's, which override the session's.
         Closing the stream early is a barge-in: the audio that the caller got counts as heard,
         unless `heard` says less. After an error, or if nothing was heard, the turn can be
         answered again.
@@ -323,10 +323,10 @@ class Session:
     def heard(self, audio_s: float, reply: Reply | None = None) -> None:
         """Set how many seconds of a reply were heard; the history drops the rest.
 
-        reply: by default the last one; its stream has ended. Text is assumed to be spoken at a
-        constant pace, in UTF-8 bytes per second: the reply's own if the talker ended its speech,
-        else the session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token, or the
-        character of several tokens, less than half of which was heard.
+        reply: default: the last one; its stream has ended. Text counts as spoken at a constant
+        pace, in UTF-8 bytes per second: the reply's own if the talker ended its speech, else the
+        session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token, or character of
+        several tokens, less than half of which was heard.
         Raises MessageError, and OptionError for more seconds than the caller got.
         """
         with self._lock:
@@ -345,11 +345,11 @@ class Session:
             reply.heard_s = seconds
 
     def save(self, path: str | Path) -> None:
-        """Write the session into a file, for `Qwen3Omni.restore_session`.
+        """Write the session to a file, for `Qwen3Omni.restore_session`.
 
-        It contains the turns with their samples and pixels, what was heard, the options, and the
-        user's unfinished turn. The file is replaced atomically. A closed session can be saved.
-        Raises MessageError while a reply streams or a clip has not ended, OutputError, and
+        It has the turns with samples and pixels, the heard seconds, the options, and the user's
+        unfinished turn. The file is replaced atomically. A closed session can be saved. Raises
+        MessageError while a reply streams or a clip has not ended, OutputError, and
         StoredSessionError for a value that JSON lacks.
         """
         with self._saving:
@@ -366,7 +366,7 @@ class Session:
     def document(self) -> dict[str, Any]:
         """Return the session as JSON values and arrays, for `prompt.stored.pack`.
 
-        They are the session's own: don't change them. Raises MessageError as `save` does.
+        Don't change them. Raises MessageError as `save` does.
         """
         with self._lock:
             if self._streaming():
@@ -395,7 +395,7 @@ class Session:
             }
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Resume the session that another one's `document` describes, with its options.
+        """Resume another session from its `document`, with its options.
 
         Raises MessageError if this session is not empty.
         """
@@ -478,7 +478,7 @@ class Session:
         return read_tools(tools, self._reserved, self._check)
 
     def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
-        # What was accepted once is not refused now, such as a text that fits no prompt.
+        # Content accepted once is not refused now, such as a text that fits no prompt.
         message = {name: stored.get(name) for name in ("role", "content", "tool_calls")}
         turn = self._turn_of(message, where, MessageReader(self._reserved, self._load.prepared))
         turn.keep(stored)
@@ -535,7 +535,7 @@ class Session:
         )
 
     def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
-        """Prefill the final rows when a new window, or a new peak, may have changed them."""
+        """Prefill final rows if a new window or peak may have changed them."""
         model, windows = self._model, self._model.prompt_builder.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
         if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():
@@ -560,7 +560,7 @@ class Session:
         except OptionError:  # unknown speaker: `respond` raises it, or gets another one
             return
         for earlier in self._ahead:
-            if earlier.slot < 0:  # not begun; the new one has its rows, too
+            if earlier.slot < 0:  # not begun; the new one includes its rows
                 model.pipeline.cancel(earlier)
         self._ahead = [earlier for earlier in self._ahead if not earlier.ended]
         self._ahead.append(model.pipeline.prefill_ahead(request))

@@ -21,7 +21,7 @@ _SHOWN_KEYS = 16  # more than a model has stages
 
 
 class ShortRepr:
-    """Base of dataclasses whose repr is short and omits defaults."""
+    """Base of dataclasses with a short repr, without defaults."""
 
     def __repr__(self) -> str:
         shown = []
@@ -66,8 +66,8 @@ class Timings(ShortRepr):
 
     queued_s: to the slot. ttft_s: to the first text token. ttfb_s: to the first audio sample; None
     without speech. total_s: to the last event. audio_s: duration of the audio. rtf: time of the
-    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and those with rows from
-    the cache. text_tokens: of the text. frames: number of speech frames. prompt_audio_tokens,
+    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and those with cached rows.
+    text_tokens: of the text. frames: number of speech frames. prompt_audio_tokens,
     prompt_image_tokens: of audio, and of images and videos. speech_s: time of calls since the first
     token, by stage. slow_stage: the slowest stage, if its calls took longer than the audio.
     """
@@ -96,9 +96,9 @@ class SpeechResult(ShortRepr):
     codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at sample_rate Hz.
     Finish reasons: "stop" (the model ended), "length" (a limit did), and for the talker "no_speech"
     and "runaway" (see runtime.runaway). seed: repeats the request. logprobs: log-probability of
-    each of token_ids, if requested, by the thinker's unmodified logits. top_logprobs: the likeliest
-    ids and their log-probabilities, for each of them. warnings: about prompt files that were not
-    used whole, or not unchanged.
+    each of token_ids, if requested, by the thinker's unmodified logits. top_logprobs: for each, the
+    likeliest ids and log-probabilities. warnings: about prompt files that were used partly or
+    changed.
     """
 
     text: str
@@ -115,11 +115,10 @@ class SpeechResult(ShortRepr):
     warnings: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> None:
-        """Write the speech into a sound file: .wav, .mp3, .flac, .opus, .ogg or .pcm by its name.
+        """Write the speech to a sound file: .wav, .mp3, .flac, .opus, .ogg or .pcm.
 
         The file is replaced atomically.
-        Raises OutputError for another name, a file that can't be written, and a reply without
-        speech.
+        Raises OutputError for another name, an unwritable file, and a reply without speech.
         """
         from qwen3_omni_neuron.events.speech_file import SpeechFile
 
@@ -128,10 +127,9 @@ class SpeechResult(ShortRepr):
             file.write(self.audio)
 
     def play(self) -> None:
-        """Play the speech: in a notebook by a player on its page, else by this machine.
+        """Play the speech: in a notebook with a player on its page, else on this machine.
 
-        Returns when it has been played; in a notebook at once. Needs one of the programs of
-        `events.playing.PROGRAMS`.
+        Returns after playback; in a notebook at once. Needs one of `events.playing.PROGRAMS`.
         Raises NotInstalledError without one, and OutputError if the loudspeaker can't be used or
         the reply has no speech.
         """
@@ -194,9 +192,9 @@ class ModelInfo:
     """Abilities and sizes of a loaded model.
 
     speakers: its voices. thinks: replies may begin with reasoning, which ends with </think>.
-    takes_tools: its template shows tools. slots: concurrent requests. max_queued: requests that
-    may wait. context_length: positions of a slot's KV cache. introduction, questions: the
-    checkpoint's description of itself, and questions that it answers.
+    takes_tools: its template shows tools. slots: concurrent requests. max_queued: requests that may
+    wait. context_length: positions of a slot's KV cache. introduction, questions: the checkpoint's
+    introduction, and example questions.
     """
 
     speakers: tuple[str, ...]
@@ -225,8 +223,8 @@ class StageTime:
 class Status:
     """Current work of a loaded model.
 
-    running, queued: numbers of requests. stages: times by stage. fault: why a stage failed, None
-    if all work.
+    running, queued: numbers of requests. stages: times by stage. fault: why a stage failed, or
+    None.
     """
 
     running: int

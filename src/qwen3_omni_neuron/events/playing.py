@@ -1,4 +1,4 @@
-"""Playback of speech by a notebook's player, or by a program."""
+"""Playback of speech by a notebook's player or a program."""
 
 import shutil
 import subprocess
@@ -22,13 +22,13 @@ PROGRAMS = {
     "afplay": (),
     "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error"),
 }
-"""Programs that play a WAV file, with the arguments before its name."""
+"""Programs that play a WAV file, with arguments before its name."""
 _ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav"), or --out speech.wav.'
 _SHOWN_CHARACTERS = 300  # of a program's own error
 
 
 def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = False) -> str:
-    """Return an HTML element that contains float32 [samples] as a WAV file and plays them.
+    """Return an HTML element that plays float32 [samples], included as a WAV file.
 
     autoplay: begin when shown.
     """

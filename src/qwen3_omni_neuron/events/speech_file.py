@@ -1,4 +1,4 @@
-"""Output file of speech, which appears only when it is complete."""
+"""Output file of speech, which appears only when complete."""
 
 import os
 import secrets
@@ -23,10 +23,10 @@ SUFFIXES = ", ".join(_FORMATS)
 
 
 class SpeechFile:
-    """Sound file, renamed from a temporary name when it is complete.
+    """Sound file, renamed from a temporary name when complete.
 
-    The extension selects the format: see SUFFIXES. Used in a `with` block; after an error an
-    earlier file is unchanged.
+    The extension selects the format: see SUFFIXES. Use a `with` block; after an error an earlier
+    file is unchanged.
     """
 
     def __init__(self, path: Path, sample_rate: int):

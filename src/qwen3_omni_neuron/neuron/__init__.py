@@ -1,1 +1,1 @@
-"""AWS Neuron: its targets nxdi and torchneuron, and the cores, graphs and engines they share."""
+"""AWS Neuron: targets nxdi and torchneuron, and their shared cores, graphs and engines."""

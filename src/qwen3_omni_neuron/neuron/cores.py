@@ -1,6 +1,6 @@
 """The logical cores of each stage, and the environment variables that select them.
 
-With placement "split" a stage has as many cores as the largest degree of its parts.
+With placement "split" a stage has as many cores as its parts' largest degree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def plan_cores(
 ) -> CorePlan:
     """Plan the cores of every stage, from core 0 on, or use those in `cores`.
 
-    needed: see compilation.plan.cores_of_stages. cores: such as "8-15" or "16", for all stages or
+    needed: see compilation.plan.cores_of_stages. cores: e.g. "8-15" or "16", for all stages or
     none. Raises OptionError.
     """
     if instance not in PHYSICAL_CORES:

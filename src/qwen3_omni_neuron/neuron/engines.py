@@ -36,7 +36,7 @@ class NeuronAudio:
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
     def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
-        """Encode the clips of a prompt in compiled batches of windows."""
+        """Encode a prompt's clips in compiled batches of windows."""
         c, sizes = self._config, list(self._labels)
         tokens = sum(tokens_of_windows(clips, c)[first:stop])
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
@@ -46,7 +46,7 @@ class NeuronAudio:
             (encoded,) = self._part.call(
                 self._labels[size],
                 pad_rows(batch.mel.to(self._dtype), size),
-                # All True in padding: a window without any valid token would attend to nothing.
+                # True in padding: a window without valid tokens would attend to nothing.
                 pad_rows(batch.valid, size, True),
                 torch.tensor([batch.chunk_width]),
             )
@@ -103,7 +103,7 @@ class NeuronProjection:
 
 
 def batch_bucket(rows: int, sizes: Sequence[int]) -> int:
-    """Return the smallest of the ascending `sizes` that has `rows`, or else the largest."""
+    """Return the smallest of ascending `sizes` that has `rows`, or else the largest."""
     return next((size for size in sizes if size >= rows), sizes[-1])
 
 
@@ -119,7 +119,7 @@ def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
 
 def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
     """Pad x [n, ...] to [size, ...] with `value`."""
-    if len(x) == size:  # F.pad copies even where it adds nothing
+    if len(x) == size:  # F.pad always copies
         return x
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, size - len(x)), value=value)
 
@@ -127,7 +127,7 @@ def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    codes: size of the vocabulary of each code.
+    codes: size of a code's vocabulary.
     """
 
     def __init__(self, part: LoadedPart, codes: int):
@@ -143,7 +143,7 @@ class NeuronPredictor:
         hidden: Tensor,
         feedback: Tensor,
     ) -> Tensor:
-        """Choose the rest of each frame. Raises BucketError for a top_k above the compiled one."""
+        """Complete each frame. Raises BucketError for a top_k above the compiled one."""
         rows = list(slots)
         noise, top_p, top_k = sampling_arrays(sampling, *self._graph.inputs[2].shape[1:])
         limits = torch.tensor([self._limit(k) for k in top_k])
@@ -152,7 +152,6 @@ class NeuronPredictor:
         return codes
 
     def _limit(self, top_k: int) -> int:
-        """Return top_k for the graph: 0 means all codes."""
         limit = min(top_k or self._codes, self._codes)
         if limit > self._most:
             raise BucketError(
@@ -165,7 +164,7 @@ class NeuronPredictor:
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         count, talker_type = len(inputs[0]), inputs[0].dtype
         padded = [
-            # The hidden state has the type of the talker, and the graph that of its arithmetic.
+            # The hidden state has the talker's type, the graph its arithmetic's.
             pad_rows(tensor.to(spec.dtype), self._graph.size("slots"), spec.idle)
             for tensor, spec in zip(inputs, self._graph.inputs, strict=True)
         ]
@@ -192,7 +191,7 @@ class NeuronVocoder:
         self.frames_at_once = self.slots * self.chunk_frames[-1]
         self.frame_samples = config.frame_samples
         self.latency_samples = config.latency_samples
-        # Frames decoded so far, by slot whose stream can go on.
+        # Decoded frames, by slot whose stream can continue.
         self._positions: dict[int, int] = {}
 
     @torch.inference_mode()
@@ -204,7 +203,7 @@ class NeuronVocoder:
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the next chunks of streams. Raises as `start`.
 
-        Every slot was started, and its last chunk was not padded.
+        Every slot was started, and its last chunk not padded.
         """
         lost = [slot for slot in slots if slot not in self._positions]
         assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
@@ -240,7 +239,7 @@ class NeuronVocoder:
 
 
 LoadPart = Callable[[str], LoadedPart]
-"""Loads a part by its name, and calls each of its graphs once."""
+"""Function that loads a part by name, and calls each of its graphs once."""
 
 
 def thinker_engine(
@@ -250,7 +249,7 @@ def thinker_engine(
     release: Callable[[], None],
     fault: Fault | None = None,
 ) -> ThinkerEngine:
-    """Load the encoders, and make the engine."""
+    """Load the encoders, and build the engine."""
     c = spec.config.thinker
     audio = NeuronAudio(part("audio_encoder"), c.audio)
     vision = NeuronVision(part("vision_encoder"), c.vision)
@@ -266,7 +265,7 @@ def talker_engine(
     release: Callable[[], None],
     fault: Fault | None = None,
 ) -> TalkerEngine:
-    """Make the engine. slots: loads the decoder, when the text projection was released."""
+    """Build the engine. slots: loads the decoder, after release of the text projection."""
     config = spec.config
     tables = load_tables(Checkpoint(spec.plan.model, spec.plan.adapters), config, spec.dtype)
     assert config.talker and tables.embedding and tables.codec_embedding

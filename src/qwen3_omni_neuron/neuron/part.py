@@ -35,9 +35,9 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to compile or load.
 
-    graphs: one core's; those with a state share it, or its first tensors. dtype: of the weights,
-    except int8 experts and scales. make: creates a plain module on the meta device. weights: each
-    parameter's stored tensors; int8 parameters also give their scales.
+    graphs: one core's; those with state share it, or its first tensors. dtype: of weights, except
+    int8 experts and scales. make: creates a plain module on the meta device. weights: each
+    parameter's stored tensors; int8 parameters include scales.
     """
 
     name: str
@@ -134,7 +134,7 @@ class LoadedPart:
         log_warm_up(self.name, len(self.graphs), started)
 
     def close(self) -> None:
-        """Free the part's memory. Later calls are refused."""
+        """Free the part's memory, and refuse later calls."""
         self._run = None
 
 

@@ -1,4 +1,4 @@
-"""The weights of a part as sharded over ranks, and their files."""
+"""A part's weights sharded over ranks, and their files."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
@@ -56,7 +56,7 @@ class PartShare:
 
 
 def weight_name(name: str) -> str:
-    """Return the name in a file of a parameter or constant of the part's module."""
+    """Return a parameter's or constant's name in a file."""
     return f"{_OWNER}.{name}"
 
 
@@ -94,7 +94,7 @@ def _parameters(
 
 
 def read_part_shard(folder: Path, rank: int, layout: Layout) -> dict[str, Tensor]:
-    """Map a rank's weights into memory. Raises ArtifactError if they do not fit `layout`."""
+    """Map a rank's weights into memory. Raises ArtifactError if they don't fit `layout`."""
     path = folder / rank_file(rank)
     again = f"Delete {folder} and compile again, which skips the rest."
     try:

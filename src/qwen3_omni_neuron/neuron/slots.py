@@ -21,8 +21,8 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 class GraphSlots(SlotLengths):
     """A decoder's KV cache slots (see engines.protocols.DecoderSlots) over a loaded part.
 
-    A step writes recent rows, which are flushed into the cache's segments when full, and before a
-    prompt's rows (see model.kv_cache.Segments).
+    A step writes recent rows, flushed into the cache's segments when full and before a prompt's
+    rows (see model.kv_cache.Segments).
     """
 
     chunked_prefill = True
@@ -83,7 +83,7 @@ class GraphSlots(SlotLengths):
                     added = deepstack[:, begin:stop].to(self._dtype)
                     inputs[-1] = F.pad(added, (0, 0, 0, padding))
             logits, hidden = self._part.call(graph.label, *inputs)
-            # A talker graph returns the last row's hidden state, a thinker graph every row's.
+            # Talker graphs return the last row's hidden state, thinker graphs every row's.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
         self._held[slot] = start + len(rows)
@@ -91,7 +91,7 @@ class GraphSlots(SlotLengths):
         return logits, torch.cat(seen)
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows; see Thinker.clear."""
+        """See Thinker.clear."""
         super().clear(slot)
         self._held[slot] = 0
         self._renew(self.context_length, [0] * self.slots, slot, slot)
@@ -119,7 +119,7 @@ class GraphSlots(SlotLengths):
                 f"a slot has {longest} positions, all of its KV cache. Shorten the conversation, "
                 "or compile with a longer context."
             )
-        # Only full ones: a long slot among others would require a longer window.
+        # Only full ones: a long slot would require a longer window.
         if full := [slot for slot in slots if self._recent(slot) == self._recent_rows]:
             self._flush(full)
         batch = bucket_of(len(slots), self._batches, "slots")
@@ -149,7 +149,7 @@ class GraphSlots(SlotLengths):
         return self._lengths[slot] - self._held[slot]
 
     def _flush(self, slots: Sequence[int], target: int | None = None) -> None:
-        """Move recent rows into the segments. target: becomes a copy of the first of `slots`."""
+        """Move recent rows into the segments. target: becomes a copy of the first slot."""
         longest = max(self._lengths[slot] for slot in slots)
         window = bucket_of(longest, self._windows, "positions of a slot")
         fit = [length <= window for length in self._lengths]
@@ -188,7 +188,7 @@ class GraphThinkerSlots(GraphSlots):
         media: PromptMedia | None,
         accepted: NDArray[np.bool_],
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens after a slot's first `start` rows."""
+        """See ThinkerSlots.prefill_tokens."""
         rows = self._embedding.index_select(0, torch.from_numpy(token_ids))
         added = None
         if media is not None:
@@ -200,6 +200,6 @@ class GraphThinkerSlots(GraphSlots):
 
     @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot. Returns logits [n, vocab]."""
+        """See ThinkerSlots.step_tokens."""
         (logits,) = self._step(slots, torch.tensor(token_ids))
         return logits

@@ -1,4 +1,4 @@
-"""TorchNeuron's target, and what both of Neuron's share."""
+"""TorchNeuron's target, and settings common to both of Neuron's."""
 
 from collections.abc import Mapping
 
@@ -33,10 +33,10 @@ LIMITS = TargetLimits(
     predictor_dtypes=dict.fromkeys(("bfloat16", "int8"), ("mixed", "same", "float32")),
     chunked_prefill=True,
     sizes={
-        # A window of 8 s of speech with its template has fewer than 128 rows. A call of 128 takes
-        # about as long as reading the experts' weights; from about 200 on, products dominate.
+        # A window of 8 s of speech with its template has fewer than 128 rows, which take about as
+        # long as reading the experts' weights; from about 200 on, products dominate.
         "prompt_buckets": (128, 512),
-        # With 512 as well, loaded graphs may need too many DMA descriptors.
+        # With 512, too, loaded graphs may need too many DMA descriptors.
         "decode_buckets": (2048,),
         # A graph of 16,384 patches has too many instructions for the compiler.
         "patch_buckets": (1024, 4096),

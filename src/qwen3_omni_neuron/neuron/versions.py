@@ -49,7 +49,7 @@ def supported_torchneuron() -> dict[str, str]:
 
 
 def is_supported(version: str, supported: str) -> bool:
-    """Return whether a version is in a list such as "2.26.*" or "3.11, 3.12"."""
+    """Return whether a version matches a list such as "2.26.*" or "3.11, 3.12"."""
     wanted = [pattern.strip() for pattern in supported.split(",")]
     # "2.9.0.2.15.3+abc": the part after + names a build.
     plain = version.split("+", maxsplit=1)[0]

@@ -36,10 +36,10 @@ class SpeechStream(
     Use `for`, or `async for` in an event loop. A caller that does not read stalls its own request.
     `close`, the end of a `with` or `async with` block or dropping the stream cancels it.
 
-    queue_position: position in the queue for a slot on arrival, 0 if it got one. prompt_tokens: of
-    its prompt. keeps_audio: the result includes the audio. owner: object that must outlive the
-    stream. later: requests that continue this stream, such as pieces of a long text; each gets the
-    slot of the previous one.
+    queue_position: position in the queue on arrival, 0 with a slot. prompt_tokens: of its prompt.
+    keeps_audio: the result includes the audio. owner: object that must outlive the stream. later:
+    requests that continue this stream, such as pieces of a long text; each gets the previous one's
+    slot.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The application: endpoints, errors in OpenAI's format, and the gate in front of them."""
+"""The application: endpoints behind the gate, and errors in OpenAI's format."""
 
 from typing import Any
 
@@ -42,9 +42,9 @@ class _Application(FastAPI):
     """FastAPI for routes and their document: `serving` itself reads bodies and reports errors."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document, with schemas and examples of bodies, in some 0.2 s.
+        """Return the document with bodies' schemas and examples, in some 0.2 s.
 
-        Not stored: another thread would see it before it is complete.
+        Not stored: another thread might see it incomplete.
         """
         made = get_openapi(title=self.title, version=self.version, routes=self.routes)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
@@ -62,7 +62,7 @@ class _Application(FastAPI):
 
 def make_app(service: Service) -> Gate:
     """Return the application of one server."""
-    # FastAPI's path would build the document on the event loop.
+    # FastAPI's own path would build the document on the event loop.
     app = _Application(title="qwen3-omni-neuron", version=__version__, openapi_url=None)
     app.state.service = service
     for endpoint in (*ENDPOINTS, page_router(), reference_router(app.openapi)):

@@ -5,4 +5,4 @@ from functools import partial
 import pydantic_core
 
 to_json = partial(pydantic_core.to_json, inf_nan_mode="null")
-"""Return a value as JSON, in UTF-8. NaN and infinity, which JSON lacks, become null."""
+"""Return a value as JSON in UTF-8. NaN and infinity become null."""

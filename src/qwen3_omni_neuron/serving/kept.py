@@ -1,4 +1,4 @@
-"""Memory for later requests of the same owner: responses, and spoken replies."""
+"""Responses and spoken replies, stored for later requests of the same owner."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # Python objects per response, and per item
+_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # of Python objects per response and item
 MOST_CHARACTERS = 4 << 20  # in all transcripts of spoken replies
 Value = TypeVar("Value")
 
@@ -27,11 +27,11 @@ class _Entry(Generic[Value]):
 
 
 class Kept(Generic[Value]):
-    """Memory by owner and name, limited in bytes, in number and in time.
+    """Memory by owner and name, limited in bytes, number and time.
 
-    An owner has at most a share of bytes and number. A new value evicts the least recently used:
-    first of its owner, then of any. All bytes also count in the quota of requests and sessions, if
-    any; a value beyond it is not stored. A lock guards all fields.
+    An owner has at most a share of bytes and number. A new value evicts the least recently used,
+    its owner's first. All bytes also count in the quota of requests and sessions, if any; a value
+    beyond it is not stored. A lock guards all fields.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Kept(Generic[Value]):
         self._most, self._most_bytes, self._share = most, most_bytes, share
         self._seconds, self._held, self._now = seconds, held, now
         self._lock = threading.RLock()
-        # In the order of last use, and so of expiry.
+        # In the order of last use, hence of expiry.
         self._kept: OrderedDict[tuple[str, str], _Entry[Value]] = OrderedDict()
         self._named: dict[tuple[str, str], str] = {}  # by owner and other name
         self._bytes, self._number = Counter[str](), Counter[str]()
@@ -91,14 +91,14 @@ class Kept(Generic[Value]):
             self._number[owner] += 1
 
     def get(self, owner: str, name: str) -> Value | None:
-        """Return a value by one of its names; None if unknown, or of another owner."""
+        """Return a value by one of its names; None if unknown or another owner's."""
         with self._lock:
             self._expire()
             entry = self._kept.get((owner, self._named.get((owner, name), name)))
             return None if entry is None else entry.value
 
     def use(self, owner: str, name: str) -> Value | None:
-        """Return a value as `get` does, and restart its retention."""
+        """Do `get`, and restart the value's retention."""
         with self._lock:
             self._expire()
             entry = self._kept.get((owner, name))
@@ -109,7 +109,7 @@ class Kept(Generic[Value]):
             return entry.value
 
     def delete(self, owner: str, name: str) -> bool:
-        """Delete a value. Returns whether this owner had it."""
+        """Delete a value. Returns whether the owner had it."""
         with self._lock:
             self._expire()
             if (owner, name) not in self._kept:
@@ -142,7 +142,7 @@ class KeptResponse:
     """One complete response, each part as JSON.
 
     previous: id of the response that it continues. input, output: its own items by id. listed: its
-    new input items as a list of the conversation has them, by ids of their own.
+    new input items as in a list of the conversation, by other ids.
     """
 
     body: bytes
@@ -160,9 +160,9 @@ class KeptResponse:
 
 
 class KeptResponses(Kept[KeptResponse]):
-    """Responses that a later turn may name by their ids, or by those of their items.
+    """Responses that later turns may name by their or their items' ids.
 
-    A turn uses all responses before it, so that a continued conversation stays whole.
+    A turn uses all earlier responses, so that a continued conversation stays whole.
     """
 
     def keep(self, owner: str, response_id: str, response: KeptResponse) -> None:
@@ -172,13 +172,13 @@ class KeptResponses(Kept[KeptResponse]):
     def conversation(self, owner: str, response_id: str) -> list[KeptResponse] | None:
         """Return the responses of a conversation up to one, in order.
 
-        None if one of them is unknown, or of another owner.
+        None if one is unknown or another owner's.
         """
         turns = list[KeptResponse]()
         with self._lock:
             name: str | None = response_id
             while name is not None:
-                # The first response is used last, so that a conversation loses its end first.
+                # The first response is used last: a conversation loses its end first.
                 found = self.use(owner, name)
                 if found is None:
                     return None
@@ -187,20 +187,20 @@ class KeptResponses(Kept[KeptResponse]):
         return turns[::-1]
 
     def item(self, owner: str, item_id: str) -> bytes | None:
-        """Return a response's item in JSON; None if unknown, or of another owner."""
+        """Return a response's item in JSON; None if unknown or another owner's."""
         found = self.get(owner, item_id)
         return None if found is None else found.output.get(item_id)
 
 
 class LastResponse:
-    """Last response of one socket, with the turns before it: `store: false` stores it only here."""
+    """A socket's last response and the turns before it; `store: false` stores it only here."""
 
     def __init__(self, account: Account):
         self._account, self._id = account, ""
         self._turns: list[KeptResponse] = []
 
     def keep(self, response_id: str, turns: list[KeptResponse]) -> None:
-        """Store a response, the last of its conversation's turns, if it fits."""
+        """Store a response, the last of `turns`, if it fits."""
         self._account.release(self._account.held)
         self._id, self._turns = "", []
         with suppress(ApiError):
@@ -208,7 +208,7 @@ class LastResponse:
             self._id, self._turns = response_id, turns
 
     def conversation(self, response_id: str) -> list[KeptResponse]:
-        """Return the turns up to a response; none if it is another one."""
+        """Return the turns up to a response; none for another one."""
         return self._turns if response_id == self._id else []
 
 
@@ -220,9 +220,9 @@ class SpokenReplies(Kept[str]):
         super().__init__(most, seconds, MOST_CHARACTERS, share)
 
     def named(self, completion_id: str) -> tuple[str, int]:
-        """Return a new reply's id, from its completion's, and its expiry in Unix seconds."""
+        """Return a new reply's id, from its completion's, and expiry in Unix seconds."""
         return f"audio_{completion_id.removeprefix('chatcmpl-')}", int(time.time() + self._seconds)
 
     def keep(self, audio_id: str, owner: str, transcript: str) -> None:
-        """Store a complete reply's transcript for `owner` alone."""
+        """Store a complete reply's transcript for `owner`."""
         self.add(owner, audio_id, transcript, len(transcript))

@@ -1,4 +1,4 @@
-"""The server's log on stderr: a line per event, in JSON or for people.
+"""The server's log on stderr: one line per event, in JSON or for people.
 
 Texts of requests and replies are logged only on request.
 """
@@ -15,10 +15,10 @@ logger = logging.getLogger("qwen3_omni_neuron.serving")
 LogFormat = Literal["auto", "human", "json"]
 _PLAIN = frozenset(vars(logging.makeLogRecord({})))
 _NOT_FIELDS = _PLAIN | {"message", "color_message"}
-# Other values are quoted: a client's text can't look like further fields.
+# Other values are quoted: a client's text can't imitate fields.
 _BARE = re.compile(r"[^\s\"=]+")
 _INDENT = "    "
-# Messages of uvicorn and websockets: refused sockets, and text that is not UTF-8.
+# Messages of uvicorn and websockets about refused sockets and invalid UTF-8.
 _OF_SOCKETS = re.compile(
     r'%s - "WebSocket %s" (403|%d)|connection rejected \(%d %s\)'
     r"|ASGI callable returned without completing handshake\."
@@ -46,8 +46,8 @@ class JsonFormatter(logging.Formatter):
 class HumanFormatter(logging.Formatter):
     """Formatter of a log record as a line for people.
 
-    A request's line begins with status, method, path and time, and ends with the reason of a
-    refusal. Lines of a traceback are indented, so that no text in it looks like an event.
+    A request's line begins with status, method, path and time, and ends with a refusal's reason.
+    Tracebacks are indented, so that no text in them looks like an event.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -60,7 +60,7 @@ class HumanFormatter(logging.Formatter):
         reason = None
         if event == "request":
             if fields.get("error") == "client_left":
-                fields["status"] = "left"  # as in the metrics: the client left
+                fields["status"] = "left"  # as in the metrics
             words += [_shown(fields.pop(name)) for name in ("status", "method", "path")]
             words.append(f"{fields.pop('seconds')} s")
             reason = fields.pop("reason", None)
@@ -89,14 +89,14 @@ def log_to_stderr(level: str, form: LogFormat = "json") -> None:
         log.setLevel(level.upper())
     # The gate logs each request, with its id.
     logging.getLogger("uvicorn.access").disabled = True
-    # It quotes clients' data; the client gets the error that it raises.
+    # It quotes clients' data; the client gets its error.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for uvicorn's records that repeat the gate's line.
 
-    These are tracebacks of requests that the server's end cancelled, and ends of WebSockets.
+    These are tracebacks of requests cancelled by the server's end, and ends of WebSockets.
     """
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
@@ -104,7 +104,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event with its fields, without those that are None."""
+    """Log an event with its fields, except None."""
     logger.log(level, name, extra={k: v for k, v in fields.items() if v is not None})
 
 
@@ -125,8 +125,8 @@ def _json(value: Any) -> str:
 def _printable(line: str) -> str:
     """Return a line with unprintable characters escaped.
 
-    A stranger's control characters and bidirectional overrides would change what a terminal shows;
-    a lone surrogate can't be written.
+    Control characters and bidirectional overrides could deceive a terminal's reader; a lone
+    surrogate can't be written.
     """
     if line.isprintable():
         return line

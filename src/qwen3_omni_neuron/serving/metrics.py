@@ -81,7 +81,7 @@ class _ModelFigures(Collector):
         self._model = model
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """Return the metrics."""
+        """Read the metrics."""
         info = GaugeMetricFamily(_PREFIX + "info", "Version and model", labels=("version", "model"))
         info.add_metric((__version__, self._model.name), 1)
         ready = GaugeMetricFamily(

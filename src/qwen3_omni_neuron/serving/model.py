@@ -18,14 +18,14 @@ from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
-FAILED_DRAIN_S = 5.0  # a dead model's requests end at once
+FAILED_DRAIN_S = 5.0  # a dead model's requests end immediately
 CLOSE_S = 10.0  # for the model's threads and processes to end
-SWITCH_S = 0.0002  # longest wait of a reply's threads for one that reads another request
+SWITCH_S = 0.0002  # longest wait of a reply's thread for one that reads a request
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 class ServedModel:
-    """A model, which may still be loading. Only the event loop changes the fields.
+    """A model, perhaps still loading. Only the event loop changes the fields.
 
     stall_timeout_s: limit of one engine call. on_failure: called once, in the event loop, when a
     process or thread of the model has died.
@@ -46,14 +46,14 @@ class ServedModel:
         """State of the model.
 
         "loading" until `loaded`; "stalled" while an engine call takes too long; "draining" once new
-        requests are refused; "failed" once a process or thread of the model has died: only a
-        restart of the server helps.
+        requests are refused; "failed" once a process or thread of the model has died: restart the
+        server.
         """
         return "stalled" if self._state == "ready" and self._stall() else self._state
 
     @property
     def ending(self) -> bool:
-        """True if new requests are refused for good: the model drains, or has failed."""
+        """True if new requests are refused for good."""
         return self._state in ("draining", "failed")
 
     @property
@@ -63,7 +63,7 @@ class ServedModel:
 
     @property
     def fault(self) -> str | None:
-        """The reason why this process must be restarted, or None."""
+        """Why this process must be restarted, or None."""
         if self._state == "failed":
             return (
                 "a process or thread of the model has died. Start the server anew; its log says "
@@ -80,7 +80,7 @@ class ServedModel:
         )
 
     def _stall(self) -> tuple[str, float] | None:
-        """Return the stage whose call exceeds the limit, and the call's seconds so far."""
+        """Return the stage whose call exceeds the limit, and the seconds so far."""
         if self.omni is None:
             return None
         calls = {name: stage.call_s for name, stage in self.omni.status().stages.items()}
@@ -88,7 +88,7 @@ class ServedModel:
         return (stage, calls[stage]) if calls[stage] > self._stall_timeout_s else None
 
     def loaded(self, omni: Qwen3Omni) -> None:
-        """Set the model, and accept requests from now on."""
+        """Set the model, and accept requests."""
         info = omni.info
         self.most_requests = info.slots + info.max_queued
         self.omni = omni
@@ -107,7 +107,7 @@ class ServedModel:
             self._sessions_until_s = time.monotonic() + within_s
 
     def keep_sessions(self) -> None:
-        """Take realtime sessions again after `end_sessions`, unless the process ends."""
+        """Accept realtime sessions again, unless the process ends."""
         if self._state == "ready":
             self._sessions_until_s = None
 
@@ -119,7 +119,7 @@ class ServedModel:
         return max(0.0, self._sessions_until_s - time.monotonic())
 
     def noticed(self, error: BaseException) -> None:
-        """Set the state to "failed" if the error that ended a request means that the model died."""
+        """Set the state to "failed" if a request's error means that the model died."""
         if isinstance(error, EngineDiedError):
             self._fail(str(error))
 
@@ -165,18 +165,17 @@ class ServedModel:
 
 
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
-    """Load a model and generate one short reply, to find errors of computation before `ready`.
+    """Load a model and generate a short reply, to find errors of computation before `ready`.
 
-    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. For a server's
-    process: sets malloc, the garbage collector and the threads' switch interval
-    (engines.process.heap).
+    load: arguments of Qwen3Omni.load. Raises its and a request's errors. For a server's process:
+    sets malloc, the garbage collector and the threads' switch interval (engines.process.heap).
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)
     try:
         reply = omni.generate_audio if omni.info.speakers else omni.generate_text
         reply(_QUESTION, cache_key="", thinker_max_new_tokens=1, talker_max_new_tokens=2)
-        # The first grammar reads the vocabulary: a second or two without progress of replies.
+        # The first grammar reads the vocabulary: replies would stop for a second or two.
         with suppress(NotInstalledError, BusyError):
             omni.generate_text(_QUESTION, cache_key="", grammar={"regex": "a"})
     except BaseException:

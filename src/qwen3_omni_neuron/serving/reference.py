@@ -1,4 +1,4 @@
-"""The OpenAPI document, and the page at /docs: its endpoints with fields, limits and examples.
+"""The OpenAPI document, and the page at /docs: endpoints with fields, limits and examples.
 
 FastAPI's own page loads code from another host; this one has no script.
 """
@@ -43,7 +43,7 @@ _Schema = Mapping[str, Any]
 
 
 def reference_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
-    """Return the endpoints of both. document: called once, in a thread, at the first request."""
+    """Return the endpoints of both. document: called in a thread at the first request."""
     router, lock = APIRouter(), threading.Lock()
     made: dict[str, bytes] = {}
 
@@ -191,7 +191,7 @@ def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
 
 
 def _body(operation: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the media type of an endpoint's body, and its description; "" without a body."""
+    """Return the media type of an endpoint's body, and its description; "" without one."""
     content = operation.get("requestBody", {}).get("content", {})
     return next(iter(content.items()), ("", {}))
 

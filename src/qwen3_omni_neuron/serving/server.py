@@ -1,4 +1,4 @@
-"""Process of a server: listen, load the model, answer, and shut down in order."""
+"""Process of a server: listen, load the model, answer, shut down."""
 
 import asyncio
 import errno
@@ -29,10 +29,10 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
-# Longer than any client's own limit (httpx 5 s, load balancers 60, Go 90): a request that meets its
+# Longer than any client's limit (httpx 5 s, load balancers 60, Go 90): a request that meets its
 # connection's end gets no answer.
 KEEP_ALIVE_S = 120
-# The system's default grows to megabytes, which a client that does not read would fill.
+# The system's default grows to megabytes, which a client that does not read fills.
 SEND_BUFFER_BYTES = 1 << 17
 BACKLOG = 2048  # connections waiting to be accepted
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
@@ -45,10 +45,10 @@ _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 class Server:
     """HTTP server of one model.
 
-    It listens before the model is loaded: see /ready. After the first SIGTERM, SIGINT, SIGHUP or
-    SIGQUIT it completes running requests and refuses new ones; the second one ends all at once. If
-    a process or thread of the model dies, it drains alike and exits with ExitStatus.MODEL_DIED, so
-    that a service manager restarts it.
+    It listens before the model is loaded: see /ready. After a first SIGTERM, SIGINT, SIGHUP or
+    SIGQUIT it completes running requests and refuses new ones; a second one ends all at once. If a
+    process or thread of the model dies, it drains and exits with ExitStatus.MODEL_DIED, so that a
+    service manager restarts it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Server:
         at_end = self.service.decoder.close
         self._uvicorn = _Uvicorn(config, beside, self.stop, at_end)
         self.port = 0
-        """The port that the server listens on; 0 before."""
+        """The port that the server listens on; 0 before it listens."""
 
     def run(self) -> int:
         """Serve until a signal or the model's death. Returns the exit status.
@@ -111,7 +111,7 @@ class Server:
         return self._status
 
     async def _load_model(self) -> None:
-        with suppress(OSError):  # a request with media tries again, or is refused
+        with suppress(OSError):  # a request with media tries again
             self.service.decoder.start()
         model, loading = self.service.model, Future[Qwen3Omni]()
         loading.set_running_or_notify_cancel()  # the thread outlives the server's end
@@ -143,9 +143,9 @@ class Server:
         logs.event("ready", **told(), url=self._url())
 
     async def _drained(self) -> None:
-        """End the server after a drain has begun and requests have ended.
+        """End the server once it drains and requests have ended.
 
-        uvicorn uses the remaining time to send the connections' answers.
+        uvicorn uses the remaining time to send answers.
         """
         while True:
             await asyncio.sleep(_TICK_S)
@@ -159,7 +159,7 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Act as on a signal: the first, then the second one. Thread-safe."""
+        """Act as on a signal, the first or second one. Thread-safe."""
         if self._drain_until_s is not None:
             logs.event("ends_now", running=self._gate.running)
             self._uvicorn.should_exit = self._uvicorn.force_exit = True
@@ -183,7 +183,7 @@ class Server:
 
 
 class _TimedProtocol(HttpToolsProtocol):
-    """HTTP connection that is closed if a request's headers take too long.
+    """HTTP connection that ends if a request's headers take too long.
 
     It overrides public callbacks of asyncio and httptools only.
     """
@@ -194,22 +194,18 @@ class _TimedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
         super().connection_made(transport)
         self._start_timer()
 
     def on_message_begin(self) -> None:
-        """Begin the headers of a request."""
         super().on_message_begin()
         self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """End the headers of a request."""
         self._stop_timer()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -237,7 +233,6 @@ class _Uvicorn(uvicorn.Server):
         self._beside, self._on_signal, self._at_end = beside, on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve and run the tasks until shutdown."""
         tasks = [asyncio.create_task(task()) for task in self._beside]
         try:
             await super().serve(sockets)
@@ -247,7 +242,7 @@ class _Uvicorn(uvicorn.Server):
             await self._at_end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down, and let cancelled requests send their last bytes."""
+        """Let cancelled requests send their last bytes, too."""
         await super().shutdown(sockets)
         tasks = set(self.server_state.tasks)
         if self.force_exit:  # otherwise uvicorn cancelled them
@@ -274,12 +269,11 @@ class _Uvicorn(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second."""
         self._on_signal()
 
 
 def _listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a socket for each address of a host. Raises OutputError if there is none."""
+    """Return a socket per address of a host. Raises OutputError if none can be opened."""
     made, reason = list[socket.socket](), "it has no address"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,4 +1,4 @@
-"""Objects that the endpoints of one server share."""
+"""Objects shared by a server's endpoints."""
 
 import asyncio
 from collections import deque
@@ -22,16 +22,15 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
 class Turnstile:
-    """Admits one task in each round of the event loop, in which it is used.
+    """Admits one task per round of the event loop.
 
     All requests' frames are computed together, so their chunks arrive together, and each takes the
-    event loop a third of a millisecond. Without turns a new request, or another one's first chunk,
-    would wait for eight chunks; with turns for chunks other than a request's first, it waits for
-    one.
+    event loop a third of a millisecond. A new request, or another one's first chunk, would wait for
+    eight chunks; if chunks other than a request's first take turns, it waits for one.
     """
 
     def __init__(self) -> None:
-        self._taken = False  # whether a task has had this round's turn
+        self._taken = False  # a task has had this round's turn
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
@@ -43,7 +42,7 @@ class Turnstile:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # the turn came meanwhile: pass it on
+                if not turn.cancelled():  # pass on the turn
                     self._next()
                 raise
         self._taken = True
@@ -60,10 +59,10 @@ class Turnstile:
 
 
 class Service:
-    """Model, settings, metrics, limits, and replies that later turns may name.
+    """Model, settings, metrics, limits, and replies for later turns.
 
-    decoder: pool of processes that decode media. held: quota of bytes of all requests and sessions.
-    requests: quota of running and waiting requests. sessions: quota of realtime sessions.
+    decoder: pool of processes that decode media. Quotas: held, bytes of all requests and sessions;
+    requests, running and waiting ones; sessions, realtime sessions.
     """
 
     def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None):
@@ -88,10 +87,10 @@ class Service:
         self.responses = KeptResponses(*kept, settings.max_kept_response_bytes, share, self.held)
 
     def failed(self, error: Exception, context: Context) -> ApiError:
-        """Return the client's error for an exception that ended a request or part of it.
+        """Return the client's error for an exception of a request.
 
-        Logs an error that is not the client's, with its request's id, and fails the model if the
-        error means that it died.
+        Logs a server's error with the request's id, and fails the model if the error means that it
+        died.
         """
         self.model.noticed(error)
         if isinstance(error, ToolCallError):
@@ -100,7 +99,7 @@ class Service:
         if isinstance(error, PromptTooLongError) and self.model.omni is not None:
             most = self.model.omni.info.context_length
             begin = f"This model's maximum context length is {most} tokens. However, the "
-            begin += "prompt is too long: "  # clients recognise both by these words
+            begin += "prompt is too long: "  # clients recognise these words
             refusal.message = begin + refusal.message
         if refusal.code == "internal_error":
             extra = {"request_id": context.request_id}
@@ -108,14 +107,14 @@ class Service:
         return refusal
 
     def voices_of(self, omni: Qwen3Omni) -> Voices:
-        """Return a model's voices by all their names.
+        """Return a model's voices by every name.
 
         Raises OptionError if an alias names a voice that the model lacks.
         """
         return Voices(omni.info.speakers, self.settings.voice_aliases)
 
     def checked(self, omni: Qwen3Omni) -> Qwen3Omni:
-        """Return a model that fits the settings; else close it, and raise OptionError."""
+        """Return a model that fits the settings; otherwise close it and raise OptionError."""
         try:
             self.voices_of(omni)
         except OptionError:

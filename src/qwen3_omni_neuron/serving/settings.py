@@ -1,7 +1,7 @@
-"""Settings of a server. Each is an option with its bounds, status, and flag of `serve`.
+"""Settings of a server: options with bounds, status, and flag of `serve`.
 
-The flags of `serve`, a Ray application's `args` and a table of docs/serving.md are generated from
-them. The command line imports this module early, so it needs no other package.
+`serve`'s flags, a Ray application's `args` and a table of docs/serving.md are generated from them.
+The command line imports this module early, so it needs no other package.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from qwen3_omni_neuron.options import (
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
-"""Environment variable with the API keys of `serve`, separated by commas."""
+"""Environment variable with API keys, separated by commas."""
 SLOTS = 8
 """Default number of a model's concurrent requests."""
 _RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
@@ -42,21 +42,21 @@ _ALIASES = list_of(
 
 
 def name_of_model(model: str) -> str:
-    """Return a model's default name in requests: the folder's name, or the hub id."""
+    """Return a model's default name in requests: its folder's name or hub id."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
 def load_option(name: str, answer: str = "", **given: Any) -> Any:
-    """Return the field of an option of a load. given: another default."""
+    """Return a load option's field. given: another default."""
     load = replace(LOAD_OPTIONS[name], answer=answer, flag="", **given)
     return field(default=load.default, metadata={"option": load})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits and deadlines of one server, alone or a replica in a Ray cluster.
+    """Limits and deadlines of a server, alone or a replica in a Ray cluster.
 
-    Values are converted to the fields' types; a wrong one raises OptionError.
+    Converts values to the fields' types. Raises OptionError.
     """
 
     model_name: str = option(
@@ -171,7 +171,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServerSettings(Limits):
-    """Settings of a server that owns its connections and its address."""
+    """Settings of a server with its own connections and address."""
 
     host: str = option("127.0.0.1", "address to listen on", metavar="HOST")
     port: int = option(8000, "port to listen on", integers(0, 65535))

@@ -23,13 +23,13 @@ from qwen3_omni_neuron.prompt.media.windows import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-    # These import torch, which the command line needs only if a file can be opened.
+    # These import torch, needed only if a file can be opened.
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-# A limit of 1,024 tokens leaves 34 a second, more than speech takes; models err more in a minute.
+# A limit of 1,024 tokens leaves 34 a second, more than speech; models err more in a minute.
 LONGEST_S = 30.0
-# Errors of one file. Any other error would recur in every file and ends the run.
+# Errors of one file. Others would recur in every file and end the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
 
@@ -37,9 +37,9 @@ _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: its sound in the audio. token_ids: without the end token. finish_reason:
-    "stop" (the model ended the text), or "length" (max_new_tokens or the context did). logprobs:
-    see SpeechResult. timings: the window request's.
+    start_s, end_s: its sound's place. token_ids: without the end token. finish_reason: "stop" (the
+    model ended the text), or "length" (max_new_tokens or the context did). logprobs: see
+    SpeechResult. timings: the request's.
     """
 
     start_s: float
@@ -69,10 +69,10 @@ class Segment:
 class Transcript:
     """Transcript of one file.
 
-    audio_s: duration. ttft_s, total_s: from opening the file to the first and the last token, or
-    the end of a file without sound. rtf: total_s / audio_s; below 1 is faster than real time.
+    audio_s: duration. ttft_s, total_s: from opening the file to the first and last token, or to the
+    end of a file without sound. rtf: total_s / audio_s; below 1 is faster than real time.
     finish_reason: "length" if a limit ended a window's text, else "stop". warnings: sentences about
-    parts that are unused or used otherwise.
+    parts that are unused or used differently.
     """
 
     file: Path
@@ -94,7 +94,7 @@ class Failure:
 
 
 class JoinedText:
-    """Text of consecutive windows so far, separated by spaces."""
+    """Text of consecutive windows, separated by spaces."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -119,14 +119,14 @@ def transcribe(
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
 ) -> Generator[Transcript | Failure, None, None]:
-    """Transcribe each file greedily, and yield the outcomes in the order of the files.
+    """Transcribe files greedily, and yield the outcomes in their order.
 
-    A file longer than LONGEST_S is transcribed in windows, without silence: prompt.media.windows.
-    instruction: as of `stream_window`. concurrency: windows at a time, at least 1; a model with
-    fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text.
-    A file that is unreadable, too long for the context, or too slow gives a Failure.
+    Files longer than LONGEST_S are cut into windows without silence: prompt.media.windows.
+    instruction: see `stream_window`. concurrency: windows at a time, at least 1; a model with fewer
+    slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text. A file
+    that is unreadable, too long for the context, or too slow gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
-    Closing the iterator drops the windows not begun.
+    Closing the iterator drops pending windows.
     """
 
     def transcribe_window(work: _FileWork, window: Window) -> None:
@@ -139,8 +139,8 @@ def transcribe(
         except _FILE_ERRORS as error:
             work.error = str(error)
 
-    # Begun windows, and ends of files, in order. One thread per request consumes its tokens as they
-    # arrive, so that its times are true; the model runs all as one batch.
+    # Begun windows, and ends of files, in order. A thread per request consumes its tokens as they
+    # arrive, so that times are true; the model runs them as one batch.
     begun = deque[Future[None] | _FileWork]()
     pool = ThreadPoolExecutor(concurrency, "transcribe")
 
@@ -163,7 +163,7 @@ def transcribe(
             yield from outcomes(2 * concurrency)
         yield from outcomes(0)
     finally:
-        # Without waiting: running requests end when the model is closed.
+        # Without waiting: running requests end with the model.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -175,11 +175,11 @@ def stream_transcript(
     timed: bool = False,
     **options: "Unpack[RequestArguments]",
 ) -> Generator[TextDelta | Segment, None, None]:
-    """Transcribe one audio greedily: each TextDelta as it is written, a Segment after each window.
+    """Transcribe one audio greedily; yield each TextDelta, and a Segment per window.
 
-    audio: an audio item of a message, such as {"audio": a path or bytes}. timed: windows of at most
-    TIMED_S. options: a request's. Others: see `transcribe`. The deltas' texts, joined, are the
-    whole text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
+    audio: an audio item of a message, such as {"audio": path or bytes}. timed: windows of at most
+    TIMED_S. options: a request's. Others: see `transcribe`. The deltas' texts joined are the whole
+    text. Raises the errors of Qwen3Omni.stream. Closing it ends its request.
     """
     joined = JoinedText()
     for window in read_windows(audio, windows_for(omni, timed), "audio"):
@@ -199,10 +199,10 @@ def stream_window(
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
     **options: "Unpack[RequestArguments]",
 ) -> "SpeechStream":
-    """Transcribe one window by one request, greedily unless `options` say otherwise.
+    """Transcribe one window, greedily unless `options` say otherwise.
 
-    instruction: text after the audio in the question, may be empty; None: the checkpoint's own, or
-    else INSTRUCTION. Raises the errors of Qwen3Omni.stream.
+    instruction: text after the audio, perhaps empty; None: the checkpoint's, or else INSTRUCTION.
+    Raises the errors of Qwen3Omni.stream.
     """
     content: list[dict[str, Any]] = [{"type": "audio", **window.item}]
     own = omni.transcription_instruction
@@ -230,7 +230,7 @@ def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
 class _FileWork:
     """One file's windows and their transcripts.
 
-    error: message that ended the work. made: times at which requests began, and their segments.
+    error: message that ended the work. made: requests' start times, and segments.
     """
 
     def __init__(self, file: Path, sound: GrowingWindows):
@@ -275,5 +275,5 @@ class _FileWork:
 
 
 def reason_of(segments: Iterable[Segment]) -> FinishReason:
-    """Return a text's finish reason: "length" if a limit ended a window's."""
+    """Return "length" if a limit ended a window's text, else "stop"."""
     return "length" if any(made.finish_reason == "length" for made in segments) else "stop"

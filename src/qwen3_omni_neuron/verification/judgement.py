@@ -1,9 +1,8 @@
 """Differences of a loaded model from a reference, and how much rounding explains.
 
-A row's difference is the length of the error over the length of the row; for logits, without their
-mean. Each matrix adds about the rounding of its result and weights: after n layers the error is
-about sqrt(n) times as large. A different code, or likeliest token, is explained if the reference's
-own margin is less.
+A row's difference is the error's length over the row's; for logits, without their mean. Each matrix
+adds about its result's and weights' rounding: after n layers the error is about sqrt(n) times as
+large. A different code, or likeliest token, is explained if the reference's margin is less.
 """
 
 from collections.abc import Sequence
@@ -20,27 +19,27 @@ ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 WEIGHTS = {"int8": 0.0083, "int4": 0.081}
 """Relative error of a rounded matrix: see docs/options.md."""
 INPUTS = {"int8": 0.00017, "int4": 0.0055}
-"""Relative error of such a matrix's product on the CPU: see cpu.rounded_inputs."""
+"""Relative error of their products on the CPU: see cpu.rounded_inputs."""
 SAFETY = 8.0
 """Allowed multiple of a row's expected error."""
 FLOOR = 2e-5
-"""Smallest difference that counts: the order of sums, and functions such as exp, differ too."""
+"""Smallest difference that counts: orders of sums and functions such as exp differ."""
 FEW = {"float32": 0.01, "bfloat16": 0.1, "int4": 0.1}
 """Share of a stage's rows that may exceed it: a rounded router may choose another expert."""
 FEW_CODES = 0.02
 """Share of codes that may exceed it."""
 Pairs = Sequence[tuple[Arrays, Arrays]]
-"""Results for each question: the reference's for the model's weights, and the model's."""
+"""Each question's results: the reference's for the model's weights, and the model's."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """Difference of one stage, over all questions.
 
-    error: median of the rows; None for codes. allowed: a row's error that rounding explains.
-    beyond: share of rows or codes above it. few: allowed share. first: the first of them.
-    agreement: share of likeliest tokens, or codes, equal to the reference's. sampled: of codes
-    under the same noise. graph: kind of the stage's compiled graphs.
+    error: median of rows; None for codes. allowed: a row's error that rounding explains. beyond:
+    share of rows or codes above it. few: allowed share. first: the first of them. agreement: share
+    of likeliest tokens, or codes, equal to the reference's. sampled: of codes under the same noise.
+    graph: kind of the stage's compiled graphs.
     """
 
     stage: str
@@ -71,7 +70,7 @@ class JudgedStage:
 
 
 def stages_of(config: OmniConfig) -> list[JudgedStage]:
-    """Return the stages in the order in which a fault reaches them."""
+    """Return the stages in the order in which faults spread."""
     c, talker, code2wav = config.thinker, config.talker, config.code2wav
     assert talker is not None and code2wav is not None
     accept, deep, deepest = talker.accept_hidden_layer, talker.text.layers, c.text.layers
@@ -100,7 +99,7 @@ def stages_of(config: OmniConfig) -> list[JudgedStage]:
 def judge(
     config: OmniConfig, plan: CompilePlan, reference_dtype: str, rounded: bool, pairs: Pairs
 ) -> list[Difference]:
-    """Compare all stages. rounded: the reference's weights are rounded as the plan's."""
+    """Compare all stages. rounded: the reference's weights are rounded like the plan's."""
     wrong = [
         f"question {number}"
         for number, (expected, ours) in enumerate(pairs, 1)
@@ -173,8 +172,8 @@ def _rows(
 def _rows_by_graph(stage: JudgedStage, count: int, has_media: bool) -> NDArray[np.int64]:
     """Return the reply's rows that the stage's graph computes; all rows for other stages.
 
-    A reply's first row comes from the graph for prompts, but the talker's without media from a
-    step, which appends the first token.
+    A reply's first row comes from the prompt's graph, but the talker's without media from a step,
+    which appends the first token.
     """
     rows = np.arange(count)
     if stage.array not in ("thinker_logits", "talker_logits", "hidden"):

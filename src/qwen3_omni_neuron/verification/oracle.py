@@ -1,6 +1,6 @@
-"""The reference: transformers' own generate.
+"""The reference: transformers' generate.
 
-The audio is one full forward over the codes: the reference's chunked_decode loses samples at chunk
+Audio is one forward over the codes: the reference's chunked_decode loses samples at chunk
 boundaries.
 """
 
@@ -52,12 +52,12 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
-        # transformers 5.23's talker fails for a prompt with images and audio without it.
+        # Otherwise transformers 5.23's talker fails for prompts with images and audio.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
     def thinker_model(self) -> Any:
-        """Module that holds embed_tokens, layers and norm (4.x: `model` of the thinker)."""
+        """Module with embed_tokens, layers and norm (4.x: `model` of the thinker)."""
         inner = self.model.thinker.model
         return getattr(inner, "language_model", inner)
 
@@ -135,8 +135,8 @@ def _make_predictor_greedy(predictor: Any) -> None:
 def _keep_audio_windows_apart(thinker: Any) -> None:
     """Encode each 8 s window on its own.
 
-    Without flash attention 4.57's encoder attends across windows and clips; training used windows,
-    as 5.x does. Results differ for windows of under 1 s beside longer ones.
+    Without flash attention 4.57's encoder attends across windows and clips; training and 5.x use
+    windows. Results differ for windows under 1 s beside longer ones.
     """
     window = thinker.config.audio_config.n_window_infer
 

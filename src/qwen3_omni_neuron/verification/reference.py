@@ -1,7 +1,7 @@
-"""The file of a reference's results, and the questions that it answers.
+"""The file of a reference's results, and its questions.
 
-An npz file without pickles. `about` is JSON; the arrays of question 3 are `3/NAME`, and those of
-its encoders and decoders with the weights of int8 `3/int8/NAME`:
+An npz file without pickles. `about` is JSON; question 3's arrays are `3/NAME`, and its encoders'
+and decoders' with int8 weights `3/int8/NAME`:
 
     sound, picture                    what was asked, beside the text in `about`
     prompt, token_ids                 [S] of the prompt, [N] of the reply
@@ -38,7 +38,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 Arrays = dict[str, NDArray[Any]]
 FORMAT = 5
 CHANNELS = 256
-"""Most channels of an array that is only compared, and that no stage reads."""
+"""Most channels of an array that is only compared."""
 TOP_K = 50
 """Top-k of the sampled codes, whose top-p is 1."""
 SOUND_RATE = 16000
@@ -86,7 +86,7 @@ class Question:
 
 
 def make_questions() -> list[Question]:
-    """Make twelve questions, spoken by the checkpoint that ships with the package."""
+    """Return twelve questions, spoken by the checkpoint that ships with the package."""
     import soxr
 
     from qwen3_omni_neuron.api import Qwen3Omni
@@ -119,7 +119,7 @@ def draw_picture() -> NDArray[np.uint8]:
 class SavedReference:
     """A reference's results, and their origin.
 
-    config: see `config_digest`. answers: each question, and arrays as this module names them.
+    config: see `config_digest`. answers: each question, with arrays by name.
     """
 
     config: str
@@ -146,7 +146,7 @@ class SavedReference:
 def read_reference(
     path: Path, folder: Path, adapters: Sequence[AdapterPath] = ()
 ) -> SavedReference:
-    """Read a reference. Raises ArtifactError if it is none, or one of another config."""
+    """Read a reference. Raises ArtifactError for other files or another config."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -178,7 +178,7 @@ def below(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def config_digest(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
-    """Return a sha256 of a checkpoint's config.json, without its quantisation, and of adapters."""
+    """Return a sha256 of a checkpoint's config.json, without quantisation, and of adapters."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name in ("quantization_config", "transformers_version", "_name_or_path"):
         config.pop(name, None)
@@ -188,7 +188,7 @@ def config_digest(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
 
 
 def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int]:
-    """Return the text token of each row of the talker, but the last generated one."""
+    """Return the text tokens of the talker's rows, except the last generated one."""
     ids = [*token_ids[:-1], config.tts_eos_id]
     return (ids + [config.tts_pad_id] * frames)[: frames + 1]
 
@@ -196,7 +196,7 @@ def text_rows(config: OmniConfig, token_ids: list[int], frames: int) -> list[int
 def logits_arrays(name: str, logits: Tensor) -> Arrays:
     """Return some channels of logits [N, vocab], the likeliest tokens, and their margins.
 
-    A margin is the likeliest logit's distance from the next one, in the row's deviations.
+    A margin is the likeliest logit's distance from the next, in the row's deviations.
     """
     logits = logits.float()
     first, second = logits.topk(2).values.unbind(-1)

@@ -1,4 +1,4 @@
-"""Verification of a loaded model: against a reference, and by checks without one."""
+"""Verification of a loaded model, against a reference or without one."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ from qwen3_omni_neuron.verification.reference import (
 
 
 def watch(engines: Engines, largest: dict[str, float]) -> None:
-    """Record the largest magnitude of each call's results; NaN and infinity are larger."""
+    """Record the largest magnitude of each call's results; NaN and infinity exceed all."""
 
     def noted(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         result = call(*given, **named)
@@ -67,7 +67,7 @@ def watch(engines: Engines, largest: dict[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Spoken:
-    """An answer in speech, and what the model hears in it: None without speech."""
+    """A spoken answer, and its transcript by the model; None without speech."""
 
     question: Question
     result: SpeechResult
@@ -154,7 +154,7 @@ def compare(
     """Compare all stages of an idle model with a reference."""
     config, pairs, answers = read_config(plan.model), [], reference.answers
     is_quantised = read_settings(plan.model) is not None
-    # Whether the reference was computed with this plan's weights, too.
+    # Whether the reference was also computed with this plan's weights.
     rounded = (
         plan.target == "cpu" and not is_quantised and bool(below(answers[0][1], f"{plan.dtype}/"))
     )
@@ -190,7 +190,7 @@ def speak(omni: Qwen3Omni, question: Question) -> Spoken:
 
 @torch.inference_mode()
 def run_stages(engines: Engines, config: OmniConfig, prompt: Prompt, given: Arrays) -> Arrays:
-    """Compute every stage of the question's prompt from a reference's inputs, in slot 0."""
+    """Compute every stage of a question from a reference's inputs, in slot 0."""
     assert engines.talker is not None and engines.vocoder is not None
     codes, chunk_frames = torch.from_numpy(given["codes"]), engines.vocoder.chunk_frames
     # Several chunks, to test the vocoder's state.

@@ -1,7 +1,7 @@
-"""Writes a reference: transformers' answers, and the results of its stages.
+"""Writes a reference: transformers' answers and stages' results.
 
-Each stage computes over its inputs in one of the reference's own replies, which are recorded once,
-and computes again with the weights of the CPU's dtypes.
+Each stage computes over its inputs in the reference's replies, recorded once, and again with the
+weights of the CPU's dtypes.
 """
 
 import gc
@@ -57,12 +57,12 @@ def write_reference(
     adapters: Sequence[AdapterPath] = (),
     progress: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Ask transformers, and write its answers and its stages' results to a file.
+    """Run transformers; write its answers and stages' results to a file.
 
-    Encoders and decoders compute once more with the weights of int8 and of int4, unless the
-    checkpoint is quantised; with adapters also with those of `mixed`. dtype: "float32" or
-    "bfloat16". device: "cpu", "cuda" or "cuda:N". tokens, frames: most of an answer. Raises
-    CheckpointError, OutputError, and the errors of `computing_on` and of transformers.
+    Encoders and decoders also compute with int8 and int4 weights, unless the checkpoint is
+    quantised; with adapters also with those of `mixed`. dtype: "float32" or "bfloat16". device:
+    "cpu", "cuda" or "cuda:N". tokens, frames: most of an answer. Raises CheckpointError,
+    OutputError, and the errors of `computing_on` and transformers.
     """
     folder = resolve_checkpoint(model)
     config = read_config(folder)
@@ -90,7 +90,7 @@ def write_reference(
             replies.append((prompt, reply))
             given: Arrays = {"seed": np.array(number)}
             answers.append((question, stage_results(reference, config, prompt, reply, given)))
-        # Without adapters "mixed" is what a released checkpoint has stored.
+        # Without adapters a released checkpoint is stored as "mixed".
         for rounded in () if read_settings(folder) else ROUNDED[not adapters :]:
             progress(f"encoders and decoders with weights of {rounded}")
             del reference
@@ -111,8 +111,8 @@ def stage_results(
 ) -> Arrays:
     """Compute all stages of the reference over the inputs of one of its replies.
 
-    given: seed, and the results with exact weights: `hidden` and `accepted` of these are what the
-    next stages get. Without them they get this model's own.
+    given: seed, and the results with exact weights, whose `hidden` and `accepted` the next stages
+    get; by default this model's own.
     """
     assert config.talker is not None, "the checkpoint speaks"
     model, talker, codes = reference.model.thinker, reference.model.talker, reply.codes
@@ -173,8 +173,8 @@ def _encoders(reference: Reference, config: OmniConfig, prompt: Prompt) -> Array
 def _predict(talker: Any, hidden: Tensor, code0: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes [frames, 16] of the code predictor, and their margins [frames, 15].
 
-    noise: [frames, 15, vocab], 0 for greedy. A margin is that of a code's sum of logit and noise
-    over the next one's, in standard deviations of the logits.
+    noise: [frames, 15, vocab], 0: greedy. A margin is a code's sum of logit and noise less the next
+    one's, in standard deviations of the logits.
     """
     predictor, tables = talker.code_predictor, _code_tables(talker)
     rows, codes, margins = hidden[:, None], [code0], []
@@ -195,11 +195,11 @@ def _code_tables(talker: Any) -> list[Any]:
 
 
 def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the arguments of one forward over the rows of all calls of a reply."""
+    """Return the arguments of one forward over the rows of a reply's calls."""
     rows = torch.cat([call["inputs_embeds"] for call in calls], 1)
     joined = {
         "inputs_embeds": rows,
-        # Without a mask 4.57 takes an image's positions for several sequences in a row.
+        # Without a mask 4.57 treats an image's positions as several sequences.
         "attention_mask": rows.new_ones(rows.shape[:2], dtype=torch.long),
         "position_ids": torch.cat([call["position_ids"] for call in calls], -1),
         "use_cache": False,
@@ -212,8 +212,8 @@ def _joined(calls: list[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-# Matrices by their names in transformers 4.57 and 5, or in a checkpoint. The audio encoder's
-# convolutions and the vision encoder's positions are none; the code predictor's down_proj is exact.
+# Matrices by their names in transformers 4.57 and 5, or a checkpoint, without the audio encoder's
+# convolutions and the vision encoder's positions; the code predictor's down_proj is exact.
 _ENCODERS = re.compile(
     r"thinker\.(?:model\.)?(?:audio_tower|visual)\.(?!conv2d|pos_embed)[\w.]+\.weight"
 )
@@ -244,7 +244,7 @@ def rounded_weight(name: str, weight: Tensor, dtype: str) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: str) -> None:
-    """Round the weights of a model of transformers, in place, one matrix of a stack at a time."""
+    """Round a transformers model's weights in place, a stack's matrices one at a time."""
     for name, parameter in model.named_parameters():
         is_stack = parameter.ndim > 2 and not _ENCODERS.fullmatch(name)
         for matrix in parameter if is_stack else (parameter,):
@@ -253,7 +253,7 @@ def round_weights(model: Any, dtype: str) -> None:
 
 @contextmanager
 def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator[Path]:
-    """Write a checkpoint with adapters merged, for transformers, until the block ends.
+    """Write a checkpoint with merged adapters for transformers, until the block ends.
 
     Changed weights are in float32, others as they are stored. Raises CheckpointError.
     """
@@ -277,11 +277,11 @@ def merged_checkpoint(folder: Path, adapters: Sequence[AdapterPath]) -> Iterator
 
 @contextmanager
 def computing_on(device: str) -> Iterator[None]:
-    """Let a GPU multiply float32 in float32 from now on, and name errors of an unusable one.
+    """Let a GPU multiply float32 in float32, and explain errors of an unusable one.
 
-    By default a GPU's convolutions round their inputs to TF32: a row of code2wav then differs by
-    3.7e-4, and verify allows 2.4e-5 in float32. Raises OptionError if torch has no such device or
-    its memory is too small, or transformers lacks accelerate, which loads a model to a GPU.
+    By default a GPU's convolutions round inputs to TF32: a row of code2wav differs by 3.7e-4, and
+    verify allows 2.4e-5 in float32. Raises OptionError if torch has no such device or its memory is
+    too small, or transformers lacks accelerate, which loads a model to a GPU.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:

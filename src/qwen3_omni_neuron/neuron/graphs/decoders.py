@@ -18,8 +18,8 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorS
 MOST_RECENT_ROWS = 64
 """Upper bound of a slot's rows that decode steps write before a flush into its KV cache.
 
-A step renews all of them: 12.6 MB for 8 slots of the thinker at TP 8. A flush renews 0.1 to 1.6 GB,
-by its window, once in as many steps (see model.kv_cache.Segments).
+A step rewrites all of them: 12.6 MB for 8 slots of the thinker at TP 8. A flush rewrites 0.1 to 1.6
+GB, depending on its window, once in as many steps (see model.kv_cache.Segments).
 """
 
 
@@ -31,14 +31,14 @@ def recent_rows(plan: CompilePlan) -> int:
 def windows_of(part: str, plan: CompilePlan) -> tuple[int, ...]:
     """Return the windows of a decoder's graphs.
 
-    The talker's longest replaces the thinker's: one more would be a third more graphs.
+    The talker's longest replaces the thinker's: one more would add a third of the graphs.
     """
     most = plan.context_length if part == "thinker" else plan.talker_context_length
     return (*(w for w in plan.decode_buckets if w < min(most, plan.context_length)), most)
 
 
 def prompt_graph(config: OmniConfig, part: str, rows: int, window: int, plan: CompilePlan) -> Graph:
-    """Describe the prefill of up to `rows` rows of a prompt in one slot.
+    """Describe the prefill of up to `rows` rows in one slot.
 
     They follow its first `length` positions, and attend to `window` positions (see
     model.kv_cache.PromptState).
@@ -77,14 +77,14 @@ def prompt_size(sizes: Iterable[tuple[int, ...]], start: int, rows: int) -> tupl
     """
     fitting = [(window, size) for window, size in sizes if start + min(size, rows) <= window]
     whole = [(window, size) for window, size in fitting if size >= rows]
-    # One call if a graph fits all rows; else as many rows as possible.
+    # One call if a graph fits all rows; else as many as possible.
     return whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
 
 
 def flush_graph(config: OmniConfig, part: str, window: int, plan: CompilePlan) -> Graph:
     """Describe the flush of every slot's recent rows into the first `window` positions.
 
-    See model.kv_cache.flushed. The call may also copy a slot to another one.
+    See model.kv_cache.flushed. The call may also copy a slot.
     """
     every = plan.max_concurrency
     slot = partial(TensorSpec, shape=(1,), dtype=torch.int64, below=every)
@@ -152,7 +152,7 @@ def kv_cache_state(
 ) -> tuple[TensorSpec, ...]:
     """Describe one core's KV heads of a KV cache: recent rows of all slots, then segments.
 
-    The plan's windows end segments, or `window` alone.
+    Segments end at the plan's windows, or at `window`.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     heads = local_kv_heads(c.heads, c.kv_heads, plan.degree(part))

@@ -14,7 +14,7 @@ Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 
 
 MOST_WIDENED = 2**18
-"""Upper bound of numbers below 4 bytes that are copied as float32: more take longer than a copy."""
+"""Most numbers below 4 bytes that are copied as float32: more take longer than a copy."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TensorSpec:
     """A tensor of a graph.
 
     below: exclusive upper bound of an example's values; 0: none. idle: fill value of an input whose
-    call must not change any state. is_optional: may be left out, which means zeros.
+    call must not change any state. is_optional: zeros if omitted.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TensorSpec:
         return self.dtype.itemsize >= 4 or math.prod(self.shape) <= MOST_WIDENED
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
-        """Return an example from [0, below), else normal floats; each row's first bool is True."""
+        """Return an example from [0, below), or normal floats; each row's first bool is True."""
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         if self.dtype == torch.bool:
@@ -63,7 +63,7 @@ class TensorSpec:
         return values.to(self.dtype)
 
     def idle_input(self) -> Tensor:
-        """Return an input for a call that must not change any state."""
+        """Return the input of a call that must not change any state."""
         return torch.full(self.shape, self.idle, dtype=self.dtype)
 
 

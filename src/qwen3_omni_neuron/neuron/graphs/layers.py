@@ -1,4 +1,4 @@
-"""Layers cut over several ranks, and the group of ranks that they sum over.
+"""Layers sharded over ranks, and the group of ranks that they sum over.
 
 Matrices are [in, out]. A rank has some outputs of a column-parallel matrix, or some inputs of a
 row-parallel one, which sums over the ranks.
@@ -14,7 +14,7 @@ from qwen3_omni_neuron.model.moe import EXPERT_MATRICES, MoeFeedForward
 
 
 class Group(Protocol):
-    """The ranks among which a module is cut."""
+    """The ranks over which a module is sharded."""
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of every rank's x."""
@@ -26,7 +26,7 @@ class Group(Protocol):
 
 
 class Alone:
-    """A group of one rank, or a placeholder where collectives don't matter."""
+    """A group of one rank, or a placeholder if collectives don't matter."""
 
     def sum(self, x: Tensor) -> Tensor:
         """Return x."""

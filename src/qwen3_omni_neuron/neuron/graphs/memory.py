@@ -41,7 +41,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class CoreMemory:
-    """Memory of a plan on the fullest core, a stage's first one, by degrees."""
+    """Memory of a plan on the fullest core, a stage's first, by degrees."""
 
     plan: CompilePlan
     parts: list[PartSize]
@@ -103,7 +103,7 @@ def core_memory(config: OmniConfig, plan: CompilePlan, degrees: Sequence[Degrees
 def instances_of(
     plan: CompilePlan, instance: str | None, defaults: Mapping[str, Degrees] | None = None
 ) -> dict[str, Degrees]:
-    """Return instances to judge a plan on, and their degrees; None: the smallest that fits."""
+    """Return instances to judge a plan on, with degrees. instance: None: the smallest that fits."""
     if defaults is not None:
         return {name: defaults[name] for name in INSTANCES}
     enough = (name for name in INSTANCES if _cores(name, plan.lnc) >= plan.tp.each[-1])
@@ -111,7 +111,7 @@ def instances_of(
 
 
 def placement(memory: CoreMemory, tp: Degrees, instance: str) -> tuple[str | None, str]:
-    """Return "split", "shared" if only that fits, or None, and a sentence with advice."""
+    """Return "split", "shared" if only that fits, or None; and a sentence with advice."""
     plan, stages = memory.plan, memory.stage_bytes(tp)
     stages = {stage: nbytes for stage, nbytes in stages.items() if nbytes}
     available, core = _cores(instance, plan.lnc), cores.core_bytes(plan.lnc)

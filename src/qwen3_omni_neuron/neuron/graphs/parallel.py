@@ -1,4 +1,4 @@
-"""Replacing a module's layers by parallel ones, and the cuts of its weights."""
+"""Replacement of a module's layers by parallel ones, and its weights' cuts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,9 +43,9 @@ M = TypeVar("M", bound=nn.Module)
 def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module on the meta device.
 
-    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole. Every matrix
-    becomes [in, out], also at tp 1. Returns the cuts of the changed parameters. Raises OptionError
-    if the KV heads and `tp` don't divide.
+    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole. Matrices
+    become [in, out], also at tp 1. Returns the changed parameters' cuts. Raises OptionError if the
+    KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
     experts: list[str] = []  # prefixes of experts already replaced
@@ -171,7 +171,7 @@ def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dic
         cuts["shared.ffn.down.weight"] = cut_width(1, [shared], tp)
     cuts = {name: replace(cut, transposed=True) for name, cut in cuts.items()}
     if layer.int8:
-        # Scales of outputs. A rank has whole outputs of `down`, each a sum over its inputs.
+        # Scales of outputs. A rank has all outputs of `down`, each a sum over its inputs.
         cuts["gate_up" + SCALE] = gate_up
     own = MoeConfig(
         experts,

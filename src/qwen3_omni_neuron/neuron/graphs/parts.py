@@ -114,8 +114,8 @@ def code2wav_graph(
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    A padding row names no slot, and changes none. position: frames before the chunk; at 0 the slot
-    is not read, and the first latency_samples are meaningless.
+    A padding row names and changes no slot. position: frames before the chunk; at 0 the slot is not
+    read, and the first latency_samples are meaningless.
     """
     shapes = vocoder_state(c, kv_heads)
     values = sum(map(math.prod, shapes))
@@ -172,12 +172,12 @@ def _decode(
 def transposed_by_products(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
     """Compute a transposed convolution by one product; see model.code2wav.Transposed.
 
-    A compiler would multiply the zeros between the inputs. The kernel is one stride or two.
+    A compiler would multiply zeros between the inputs. The kernel is one stride or two.
     """
     # [streams, out * kernel, T] -> [streams, out, kernel / stride, stride, T]
     products = (weight.flatten(1).t() @ x).unflatten(1, (weight.shape[1], -1, stride))
     samples = products[:, :, 0]
-    if products.shape[2] == 2:  # each sample is of the input after and the one before it
+    if products.shape[2] == 2:  # samples depend on the next and the previous input
         samples = samples[..., 1:] + products[:, :, 1, :, :-1]
     joined = samples.transpose(2, 3).flatten(2)  # [streams, out, stride * T]
     return joined if bias is None else joined + bias[:, None]
@@ -193,8 +193,8 @@ def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
 
 SCORES_BYTES = 64_000_000  # upper bound of a tensor of scores
 HIDDEN = -3e4  # score of a hidden key: its weight is exactly 0, scaled or not
-# Shapes that suit the kernel: the stricter of TorchNeuron's table of decompositions and
-# measurements of a later version.
+# Shapes that suit the kernel: the stricter of TorchNeuron's decompositions and a later version's
+# measurements.
 KERNEL_ROWS, KERNEL_HEAD_DIM, KERNEL_HEADS = 512, 128, 512
 EVEN = 16  # the kernel's head_dim is padded to a multiple of it
 
@@ -202,8 +202,8 @@ EVEN = 16  # the kernel's head_dim is padded to a multiple of it
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attend to the keys that a mask shows, with a softmax in float32; see model.layers.Attend.
 
-    TorchNeuron's kernel takes no mask, so a column of the heads replaces it. Other shapes run in
-    blocks of queries: scores of two heads of 16,384 patches are 1 GB a layer.
+    TorchNeuron's kernel has no mask, so a column of the heads replaces it. Other shapes run in
+    blocks of queries: scores of two heads of 16,384 patches take 1 GB per layer.
     """
     scale = q.shape[3] ** -0.5
     widened = _hiding(q, k, v, mask)

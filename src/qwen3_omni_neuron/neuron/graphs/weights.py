@@ -1,4 +1,4 @@
-"""A part's weights on the device, joined in few tensors: each is an input of every graph."""
+"""A part's weights on the device, joined in few tensors, each an input of every graph."""
 
 import math
 from collections import defaultdict
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 MOST_ELEMENTS = 2**31 - 1  # per tensor: the device counts them in 32 bits
 SMALL = 2**18
-"""Elements below which a weight is joined with others of its type, whatever their shapes."""
+"""Elements below which weights of a type are joined, whatever their shapes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Place:
 
 
 class Weights:
-    """Parameters and constants of a part's module, joined by shape and type in few tensors."""
+    """Parameters and constants of a part's module, joined by shape and type."""
 
     def __init__(self, owner: nn.Module, device: torch.device):
         """Copy the weights; those on the meta device stay uninitialised."""

@@ -1,4 +1,4 @@
-"""One decoder as an NxDI application: how its graphs are compiled, loaded and called."""
+"""One decoder as an NxDI application, which compiles, loads and calls its graphs."""
 
 import copy
 import os
@@ -21,8 +21,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 )
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
 
-# As NxDI's own Qwen3-MoE: the graph computes which experts are read, as offsets for the DMA
-# engines.
+# As NxDI's Qwen3-MoE: the graph computes which experts are read, as DMA offsets.
 EXPERT_FLAGS = " --enable-saturate-infinity --internal-enable-dge-levels vector_dynamic_offsets"
 _WORK_FOLDER = "compiling"
 
@@ -43,11 +42,11 @@ class DecoderApplication(NeuronBaseForCausalLM):
 
     @classmethod
     def get_config_cls(cls) -> type[DecoderInferenceConfig]:
-        """Return the class of the config; NxDI asks for it."""
+        """Return the config's class, for NxDI."""
         return DecoderInferenceConfig
 
     def get_model_wrapper_cls(self) -> "type[GraphWrapper]":
-        """Return the class that calls a graph; NxDI asks for it."""
+        """Return the class that calls a graph, for NxDI."""
         return GraphWrapper
 
     def shard_weights(self, *_args: object, **_options: object) -> None:
@@ -134,10 +133,10 @@ class GraphWrapper(ModelWrapper):
 
 
 class CapturingInstance(DecoderModelInstance):
-    """Creates a bucket's module, which has one more output than NxDI's builder counts."""
+    """Builder of a bucket's module, which has one more output than NxDI counts."""
 
     def get(self, bucket_rank: int, **kwargs: object) -> tuple[DecoderModel, dict[Tensor, int]]:
-        """Return the module, and for each tensor of its KV cache the output that updates it."""
+        """Return the module, and the output that updates each KV cache tensor."""
         module, outputs = super().get(bucket_rank, **kwargs)
         return module, {tensor: output + 1 for tensor, output in outputs.items()}
 

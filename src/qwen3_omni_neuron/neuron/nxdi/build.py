@@ -59,7 +59,6 @@ class _StageParts:
         self._loaded = ExitStack()
 
     def part(self, name: str) -> LoadedPart:
-        """Load a part other than the decoders."""
         spec = part_spec(self._spec.config, self._spec.plan, name)
         part = self._toolchain.load_part(spec, self._folder(name))
         self._loaded.callback(part.close)
@@ -67,7 +66,6 @@ class _StageParts:
         return part
 
     def decoder(self, name: str) -> DecoderGraphs:
-        """Load a decoder, "thinker" or "talker"."""
         spec = decoder_spec(self._spec.config, self._spec.plan, name)
         graphs = self._toolchain.load_decoder(spec, self._folder(name))
         self._loaded.callback(graphs.close)
@@ -75,11 +73,9 @@ class _StageParts:
         return graphs
 
     def talker_slots(self) -> NxdiSlots:
-        """Load the talker's decoder."""
         return NxdiSlots(self.decoder("talker"))
 
     def close(self) -> None:
-        """Release all of them."""
         self._loaded.close()
 
     def _folder(self, name: str) -> Path:

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfi
 
 
 class DecoderModel(NeuronBaseModel):
-    """The module that NxDI traces: layers, norm and head, and the thinker's embedding."""
+    """The module that NxDI traces: layers, norm, head, and the thinker's embedding."""
 
     config: DecoderInferenceConfig
 
@@ -34,7 +34,7 @@ class DecoderModel(NeuronBaseModel):
         self.buckets = config.neuron_config.buckets
 
     def init_model(self, config: DecoderInferenceConfig) -> None:
-        """Make the modules."""
+        """Create the modules."""
         c, dtype = config.decoder, config.neuron_config.torch_dtype
         self.embed_tokens: nn.Module | None = None
         if not config.takes_rows:
@@ -50,7 +50,7 @@ class DecoderModel(NeuronBaseModel):
         self._hook_capture(config)
 
     def init_inference_optimization(self, config: DecoderInferenceConfig) -> None:
-        """Make the KV cache."""
+        """Create the KV cache."""
         self.kv_mgr = SlotKvCache(
             config, num_kv_head=self.num_key_value_heads, global_rank=self.rank_util
         )
@@ -58,7 +58,7 @@ class DecoderModel(NeuronBaseModel):
     def encode_vision_to_input(
         self, inputs_embeds: Tensor, vision_embeddings: Tensor, vision_mask: Tensor
     ) -> Tensor:
-        """Put media rows among text rows. All are [1, S, hidden], but vision_mask is [1, S, 1]."""
+        """Insert media rows. All are [1, S, hidden], except vision_mask [1, S, 1]."""
         return torch.where(vision_mask > 0, vision_embeddings, inputs_embeds)
 
     def deepstack_process_xla(
@@ -77,8 +77,7 @@ class DecoderModel(NeuronBaseModel):
     def _hook_capture(self, config: DecoderInferenceConfig) -> None:
         """Capture hidden states, in every graph.
 
-        NxDI's own capture needs sampling on the device, and loses its modules after the first
-        bucket.
+        NxDI's own needs sampling on the device, and loses its modules after the first bucket.
         """
         module = self.get_submodule(config.capture.module)
         if config.capture.output:
@@ -94,7 +93,7 @@ class DecoderModel(NeuronBaseModel):
 
 
 class NxdiDecoderLayer(nn.Module):
-    """Attention, then experts, each on normed inputs and with a residual connection."""
+    """Attention, then experts, each on normed inputs and with a residual."""
 
     def __init__(self, config: DecoderInferenceConfig):
         super().__init__()
@@ -145,7 +144,8 @@ class DecoderAttention(NeuronAttentionBase):
 class AxisRotary(nn.Module):
     """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    NxDI casts parameters and buffers to bfloat16: for frequencies several radians at position 1000.
+    NxDI casts parameters and buffers to bfloat16, which costs frequencies several radians at
+    position 1000.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int):
@@ -164,7 +164,7 @@ class AxisRotary(nn.Module):
 class GatedSharedExpert(SharedExperts):
     """The talker's shared expert, times sigmoid(gate(x)).
 
-    NxDI's MoE sums it over the cores together with the routed experts, whose width differs.
+    NxDI's MoE sums it over the cores with the routed experts, whose width differs.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):
@@ -187,8 +187,8 @@ class GatedSharedExpert(SharedExperts):
 class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
-    An idle row reads slot 0, and writes to an extra position at the end of a slot. NxDI's own cache
-    would write zeros into other slots at the bucket's last position.
+    An idle row reads slot 0, and writes to an extra position at a slot's end. NxDI's own cache
+    would write zeros to other slots at the bucket's last position.
     """
 
     @property

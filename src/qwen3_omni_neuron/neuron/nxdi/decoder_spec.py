@@ -1,4 +1,4 @@
-"""A decoder on NxDI: its description, and the inputs of its graphs, in NxDI's order.
+"""Description of a decoder on NxDI, and its graphs' inputs, in NxDI's order.
 
 Examples for a compile and inputs of calls:
 
@@ -75,7 +75,7 @@ class DecoderSpec:
 
     @property
     def deepstack_layers(self) -> int:
-        """Number of first layers to whose output image rows are added."""
+        """Number of first layers that add image rows to their output."""
         return 0 if self.takes_rows else len(self.config.thinker.vision.deepstack_layers)
 
 
@@ -97,7 +97,7 @@ Outputs = tuple[Tensor, Tensor]
 
 IDLE = -1
 """Slot number of a padding row, whose keys and values are dropped."""
-_PADDED_POSITION = -1  # NxDI takes the row with the highest as the last
+_PADDED_POSITION = -1  # NxDI regards the row with the highest as the last
 _COUNT = 25
 _INPUTS_EMBEDS, _ROTARY, _MEDIA, _MEDIA_MASK, _DEEPSTACK = 18, 21, 22, 23, 24
 NAMES = {

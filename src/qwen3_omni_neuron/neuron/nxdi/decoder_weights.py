@@ -1,8 +1,8 @@
-"""A decoder's weights as NxDI loads them: a file per core, written one parameter at a time.
+"""A decoder's weights as NxDI loads them: one file per core, written parameter by parameter.
 
-NxDI itself would keep the whole checkpoint in memory. The files equal its get_sharded_checkpoint's:
-q, k and v separate, experts as one stack of transposed matrices, in int8 with scales of outputs.
-Heads, widths, vocabulary and the embedding's hidden size are sharded; routers and norms replicated.
+NxDI would keep the whole checkpoint in memory. The files equal its get_sharded_checkpoint's: q, k
+and v separate, experts as one stack of transposed matrices, in int8 with scales of outputs. Heads,
+widths, vocabulary and the embedding's hidden size are sharded; routers and norms replicated.
 """
 
 import re
@@ -34,7 +34,7 @@ from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
 
 Reader = ShardReader | DrawnTensors
 
-# Our parameters, and NxDI's parameter for each stored tensor of them, in order.
+# Our parameters, and NxDI's for each of their stored tensors, in order.
 _SPLIT = {
     "embedding.weight": ("embed_tokens.weight",),
     "codec_embedding.weight": ("embed_tokens.weight",),
@@ -258,7 +258,7 @@ def _expert(piece: Piece) -> object:
 
 
 def _file_name(name: str) -> str:
-    """Return a parameter's name in the files: NxDI's attention wraps its projections."""
+    """Return a parameter's name in files: NxDI's attention wraps projections."""
     return _PROJECTION.sub(
         lambda match: f"self_attn.{'o' if match[1] == 'o' else 'qkv'}_proj.{match[1]}_proj.weight",
         name,

@@ -26,7 +26,7 @@ QUANTISED_EXPERTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Capture:
-    """The hidden states that every graph returns: a module's output, or its input."""
+    """The hidden states that graphs return: a module's output or input."""
 
     module: str
     output: bool
@@ -42,7 +42,7 @@ class DecoderInferenceConfig(InferenceConfig):
 
     @classmethod
     def get_neuron_config_cls(cls) -> type[MoENeuronConfig]:
-        """Return the class of the device's part, for NxDI."""
+        """Return the device config's class, for NxDI."""
         return MoENeuronConfig
 
 
@@ -69,7 +69,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
         intermediate_size=c.moe.expert_width,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
-        n_shared_experts=0,  # ours have another width: see neuron.nxdi.decoder.GatedSharedExpert
+        n_shared_experts=0,  # ours differ in width: see neuron.nxdi.decoder.GatedSharedExpert
         hidden_act="silu",
         pad_token_id=0,
         tie_word_embeddings=False,
@@ -107,7 +107,7 @@ def _neuron_config(spec: DecoderSpec, options: dict[str, Any]) -> MoENeuronConfi
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
-        # Experts of prompts in torch operations: the kernels require more than our widths, such as
+        # Prompts' experts in torch operations: the kernels require more than our widths, such as
         # blocks of a multiple of 256 rows.
         "blockwise_matmul_config": {"use_torch_block_wise": True, "logical_nc_config": plan.lnc},
         "logical_nc_config": plan.lnc,

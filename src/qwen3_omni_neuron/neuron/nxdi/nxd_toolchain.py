@@ -1,7 +1,7 @@
 """The toolchain of a Neuron host: NxD's ModelBuilder (V2) for parts, NxDI for decoders.
 
 ModelBuilder needs one forward with named parameters per model. State is a registered buffer that
-forward replaces, shared by name. Source: its API reference, "In-place buffer updates".
+forward replaces, shared by name. Source: API reference, "In-place buffer updates".
 """
 
 import shutil
@@ -34,7 +34,7 @@ class DecoderGraphs(Protocol):
     spec: DecoderSpec
 
     def prefill(self, inputs: Inputs) -> Outputs:
-        """Run one prompt. Returns the logits of its last row."""
+        """Run one prompt. Returns its last row's logits."""
         ...
 
     def decode(self, inputs: Inputs) -> Outputs:
@@ -83,7 +83,7 @@ class TracedGraph(nn.Module):
         state = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
         outputs, new_state = graph.call(self.owner, inputs, state)
         for spec, old, tensor in zip(graph.state, state, new_state, strict=True):
-            # The tracer treats a buffer that forward does not replace as a weight.
+            # The tracer treats buffers that forward does not replace as weights.
             assert tensor is not old, f"{graph.label} does not update {spec.name}"
             setattr(self, state_name(spec), to_device_type(tensor))
         return tuple(map(to_device_type, outputs))
@@ -114,7 +114,7 @@ def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tens
 
 
 class NxdToolchain:
-    """Compiles each part and each decoder into its folder, and loads it from there."""
+    """Compiles parts and decoders into folders, and loads them from there."""
 
     def __init__(self) -> None:
         """Raises NotInstalledError, with the SDK's missing packages."""
@@ -135,7 +135,7 @@ class NxdToolchain:
         write_part_shards(spec, checkpoint, folder)
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
-        """Load a part that was compiled from this very spec. Raises ArtifactError."""
+        """Load a part that was compiled from this spec. Raises ArtifactError."""
         layout = PartShare(spec, Alone()).weights
         shards = [read_part_shard(folder, rank, layout) for rank in range(spec.tp)]
         model = self._loaded(folder / EXECUTABLE_FILE)
@@ -169,7 +169,7 @@ class NxdToolchain:
         write_decoder_shards(spec, checkpoint, folder)
 
     def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
-        """Load a decoder that was compiled from this very spec. Raises as load_part."""
+        """Load a decoder that was compiled from this spec. Raises as load_part."""
         from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 
         application = DecoderApplication(spec)
@@ -241,7 +241,7 @@ def _not_compiled(part: str, error: Exception) -> CompileError:
 
 
 def _reasons(error: BaseException | None) -> str:
-    """Join the messages of an error and its causes: NxD's outermost one says little."""
+    """Join the messages of an error and its causes: NxD's outermost is vague."""
     messages: list[str] = []
     while error is not None:
         text = str(error) or type(error).__name__

@@ -49,10 +49,10 @@ class NxdiSlots(SlotLengths):
         raise AssertionError(NO_CHUNKED_PREFILL)
 
     def clear(self, slot: int) -> None:
-        """Drop a slot's rows, and overwrite its positions with finite ones; see Thinker.clear.
+        """Drop a slot's rows, and write finite ones; see Thinker.clear.
 
-        A prompt, padded to the longest bucket, overwrites those of prompts. Of a reply's rows, only
-        the last one may be not finite, and the talker's may come after the prompt's.
+        A prompt, padded to the longest bucket, overwrites prompts' rows. Of a reply's, only the
+        last may be non-finite, and the talker's may follow the prompt's.
         """
         spec, length = self._graphs.spec, self._lengths[slot]
         longest = self._plan.prompt_buckets[-1]
@@ -69,7 +69,7 @@ class NxdiSlots(SlotLengths):
             self._graphs.decode(decode_inputs(seq_ids, window, ends, ends, rows=rows))
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row to each slot; see DecoderSlots.step."""
+        """See DecoderSlots.step."""
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
 
@@ -107,8 +107,8 @@ class NxdiSlots(SlotLengths):
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
         """Assign slots to rows of the smallest sufficient decode graph.
 
-        Returns each row's slot or IDLE, and its index in `slots`; and the rows of `slots`. In the
-        graph of all slots, row i is slot i.
+        Returns each row's slot or IDLE, its index in `slots`, and the rows of `slots`. In the graph
+        of all slots, row i is slot i.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:
@@ -147,7 +147,7 @@ class NxdiThinkerSlots(NxdiSlots):
 
     @torch.inference_mode()
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot. Returns logits [n, vocab]."""
+        """See ThinkerSlots.step_tokens."""
         return self._step(slots, token_ids, None)[0]
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:

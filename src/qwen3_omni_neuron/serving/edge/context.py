@@ -1,4 +1,4 @@
-"""One HTTP request: its sender, its body, and its fields in the log."""
+"""One HTTP request: sender, body, and log fields."""
 
 import time
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ BODY_COPIES = 3
 class Context:
     """State of one request from its headers to its last byte.
 
-    owner: name of its key or address. session: initial settings of a realtime session, from a
-    client secret. origin: a page's on another host, if it may read the answer. omni: the model,
-    for a POST, ready when the headers arrived. account: bytes reserved; absent for a path without
-    an owner. place: among the requests that the model works on. body: empty once released. param:
-    field with the model's input. warnings: sentences about files that are used in part or
-    otherwise, for the header `x-warnings`. question, answer: texts, if the log has content.
+    owner: name of its key or address. session: a client secret's initial settings of a realtime
+    session. origin: a page's on another host, if it may read the answer. omni: a POST's model,
+    ready when the headers arrived. account: reserved bytes; absent for a path without an owner.
+    place: among running requests. body: empty once released. param: field with the model's input.
+    warnings: sentences about files that are used partly or unexpectedly, for the header
+    `x-warnings`. question, answer: texts, if the log has content.
     """
 
     request_id: str
@@ -49,7 +49,7 @@ class Context:
 
     def refused(self, refusal: ApiError) -> None:
         """Record the client's error."""
-        # Its frames, with parts of the body, would form a reference cycle.
+        # Its frames, with the body, would form a reference cycle.
         refusal.__traceback__ = refusal.__context__ = None
         self.error, self.refusal = refusal.code, refusal
 

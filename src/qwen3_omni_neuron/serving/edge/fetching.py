@@ -1,4 +1,4 @@
-"""Media from URLs: only hosts that the operator allows, only public addresses, within limits."""
+"""Media from URLs: hosts that the operator allows, public addresses, within limits."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 Resolver = Callable[[str, int], Sequence[str]]
-"""Function of a host and a port that returns its addresses."""
+"""Function (host, port) -> addresses."""
 Connector = Callable[[str, int, float], socket.socket]
-"""Function of an address, a port and a timeout in seconds that returns a connection."""
+"""Function (address, port, timeout in seconds) -> connection."""
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
 MOST_FETCHES = 8  # fetches at a time
-# Addresses that IANA's special-purpose registries don't call globally reachable, and multicast;
-# some rows include small reachable ranges. Tables of `ipaddress` depend on Python's version.
+# Addresses not globally reachable by IANA's special-purpose registries, and multicast; some rows
+# include small reachable ranges. `ipaddress`'s tables depend on Python's version.
 _NOT_PUBLIC_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -48,7 +48,7 @@ _NOT_PUBLIC_V4 = tuple(
         ),
     )
 )
-# Global unicast; the rest is local, multicast, unassigned, or leads to an IPv4 address
+# Global unicast; the rest is local, multicast, unassigned, or leads to IPv4 addresses
 # (::ffff:0:0/96, 64:ff9b::/96 of NAT64).
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
@@ -76,7 +76,7 @@ def connect(address: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is public: not private, local or reserved."""
+    """Return whether an address is not private, local or reserved."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -89,8 +89,8 @@ def is_public(address: str) -> bool:
 class Fetcher:
     """Reader of media from URLs.
 
-    Each connection resolves the host once, checks its addresses, and connects to a checked one, so
-    that DNS rebinding has no effect. Redirects are checked like the first URL.
+    Each connection resolves the host once, and connects to a checked address, so that DNS rebinding
+    has no effect. Redirects are checked, too.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Fetcher:
     async def fetch(self, url: str, where: str) -> bytes:
         """Return the content of a URL. Raises ApiError 400.
 
-        Each fetch has a thread of its own, which a silent name server may block beyond the deadline
-        without delaying the caller or the end of the process. The deadline includes the wait for a
+        Each fetch has its own thread, which a silent name server may block beyond the deadline
+        without delaying the caller or the process's end. The deadline includes the wait for a
         place.
         """
         self.check(url, where)
@@ -144,7 +144,7 @@ class Fetcher:
         raise _refused(where, f"its URL redirects more than {self._redirects} times")
 
     def check(self, url: str, where: str) -> SplitResult:
-        """Return the parts of a URL. Raises ApiError 400 if it may not be read."""
+        """Return a URL's parts. Raises ApiError 400 if it may not be read."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -163,7 +163,7 @@ class Fetcher:
         return parts
 
     def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str | None]:
-        """Return the content, and a redirect's target or None."""
+        """Return the content, and any redirect's target."""
         host, port = parts.hostname or "", _PORTS[parts.scheme]
         try:
             addresses = list(self._resolve(host, port))
@@ -219,7 +219,7 @@ def _left(end_s: float) -> float:
 
 @contextlib.contextmanager
 def _ended_at(end_s: float, sock: socket.socket) -> Iterator[None]:
-    """Shut a connection down at a deadline: a socket's timeout limits single reads only."""
+    """Shut down a connection at a deadline: a socket's timeout limits single reads."""
     # A TLS connection takes over the socket itself.
     with sock.dup() as other:
         watch = threading.Timer(_left(end_s), _shut_down, (other,))

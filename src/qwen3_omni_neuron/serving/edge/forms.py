@@ -61,9 +61,9 @@ class Form:
 
 
 def read_form(body: bytes, content_type: str) -> Form:
-    """Parse a body, with one copy of its content, all in memory.
+    """Parse a body in memory, with one copy of its content.
 
-    Raises ApiError 400 if it is cut short, malformed, or has too many parts.
+    Raises ApiError 400 if it is truncated, malformed, or has too many parts.
     """
     form = Form()
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":

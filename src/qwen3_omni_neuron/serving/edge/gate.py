@@ -1,4 +1,4 @@
-"""Middleware of all endpoints: request ids, hosts, keys, rates, bodies, deadlines, disconnects."""
+"""Middleware of all endpoints: request ids, hosts, keys, rates, bodies, deadlines."""
 
 import asyncio
 import ipaddress
@@ -26,9 +26,9 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROBES = ("/health", "/ready")
-"""Paths open to everybody, for any host name and any origin."""
+"""Paths open to everybody, for any host name and origin."""
 OPEN_PATHS = (*PROBES, *page.FILES, *reference.PATHS)
-"""Paths without a key or a rate, answered even while the server drains."""
+"""Paths without key or rate, answered even while the server drains."""
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (*EXAMPLES, "/v1/models", "/v1/audio/voices", *REALTIME_PATHS, *_WATCHED)
@@ -36,22 +36,22 @@ _WANTED_METHOD, _WANTED_HEADERS = (
     b"access-control-request-method",
     b"access-control-request-headers",
 )
-_KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # a key's prefix in OpenAI's client for browsers
 
-# Rounds of the event loop before an endpoint runs: in them the loop learns which clients have left.
-# The socket's backlog may have thousands of their requests.
+# Rounds of the event loop before an endpoint runs, to learn which clients have left: the backlog
+# may have thousands of their requests.
 _ROUNDS = 3
-# Reading at memory's speed would block the event loop. While others have requests, each part of an
-# owner's large body, at most 256 KB, is followed by a rest, for all of its bodies together.
+# Reading at memory's speed would block the event loop. While others have requests, an owner rests
+# after each part, at most 256 KB, of its large bodies.
 _FIRST_BYTES, _REST_S = 1 << 18, 0.002
 
 
 class Gate:
     """ASGI middleware in front of the application.
 
-    It checks the key, then reads the whole body, within its limits. It cancels the endpoint if the
-    client leaves or time is over. Every answer gets a request id, the scope's `request_id` if there
-    is one, and a line in the log. For one event loop.
+    It checks the key, reads the whole body within limits, and cancels the endpoint if the client
+    leaves or time is over. Every answer gets a request id, the scope's `request_id` if set, and a
+    log line. For one event loop.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -82,7 +82,7 @@ class Gate:
             elif scope["type"] == "websocket":
                 await self._open(scope, receive, send, context)
             else:
-                # GET endpoints answer HEAD, too: uvicorn leaves out the body.
+                # GET endpoints answer HEAD, too: uvicorn omits the body.
                 asked = {**scope, "method": "GET"} if method == "HEAD" else scope
                 await self._run(asked, receive, answer, context)
         except asyncio.CancelledError:  # the server ends without waiting
@@ -105,7 +105,7 @@ class Gate:
             self._note(context)
 
     async def _open(self, scope: Scope, receive: Receive, send: Send, context: Context) -> None:
-        """Serve a socket until it ends. A message counts until the next one is requested."""
+        """Serve a socket until it ends. A message's bytes count until the next one is requested."""
         if scope["path"] not in self._sockets:
             path = scope["path"][:200]
             message = f"there is no socket at {path!r}, only at {REALTIME} and {RESPONSES}."
@@ -116,7 +116,7 @@ class Gate:
             nonlocal held
             account.release(held)
             held = 0
-            await asyncio.sleep(0)  # if the next message is there already, let others go first
+            await asyncio.sleep(0)  # before a waiting message, let others go first
             message = await receive()
             size = BODY_COPIES * len(message.get("text") or message.get("bytes") or "")
             try:
@@ -135,8 +135,8 @@ class Gate:
     ) -> bool:
         """Check key, rate and state, and read the body. Raises ApiError.
 
-        releases: frees the request's account and place. Returns False for a preflight request of
-        an allowed page, which has no key.
+        releases: frees the request's account and place. Returns False for an allowed page's
+        preflight request, which has no key.
         """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
@@ -170,11 +170,11 @@ class Gate:
         context.account = self._service.account_of_request(context.owner)
         releases.callback(context.account.close)
         if context.method == "POST":
-            # Once per request: it waits for a lock that the stages take in every call.
+            # Once per request: it waits for a lock that stages take in every call.
             context.omni = self._service.model.take()
             await self._read_body(headers, receive, context)
         if scope["type"] == "http" and self._service.model.omni is not None:
-            # After the body: a slow sender must not keep others from the model.
+            # After the body: a slow sender must not keep others waiting.
             context.place = releases.enter_context(self._service.requests.place(context.owner))
         return True
 
@@ -217,7 +217,7 @@ class Gate:
                 "body_timeout",
             ) from None
         finally:
-            parts.clear()  # a refusal's frames would keep them until a garbage collection
+            parts.clear()  # else a refusal's frames keep them until a garbage collection
 
     async def _rest(self, owner: str) -> None:
         self._reading[owner] += 1
@@ -274,7 +274,7 @@ class Gate:
 
 
 def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
-    """Return the authorization header, or a browser's substitute for a WebSocket."""
+    """Return the authorization header, or a browser's substitute on a WebSocket."""
     given = headers.get(b"authorization")
     if given is not None:
         return given
@@ -294,9 +294,9 @@ async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
 class Sites:
     """Check of the headers Host and Origin, which browsers set truthfully.
 
-    Without keys any client may use the server, so a page of any site could send requests to
-    loopback through its visitor's browser, and read the answers after DNS rebinding. So only known
-    host names are accepted, and addresses, which can't be rebound.
+    Without keys any site's page could send requests to loopback through its visitor's browser, and
+    read the answers after DNS rebinding. So only known host names are accepted, and addresses,
+    which can't be rebound.
     """
 
     def __init__(self, settings: ServerSettings):
@@ -305,9 +305,9 @@ class Sites:
         self._origins = settings.allowed_origins
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the origin of an allowed page of another host, or None.
+        """Return the origin of another host's allowed page, or None.
 
-        Raises ApiError 403 for unknown host names, and pages of other hosts.
+        Raises ApiError 403 for unknown host names and other hosts' pages.
         """
         hosts, origins = list[str](), list[str]()
         for name, value in headers:
@@ -343,7 +343,7 @@ class Sites:
 
 
 def _host_of(origin: str) -> str | None:
-    """Return an origin's host and port; None for `null`, the origin of a page without a host."""
+    """Return an origin's host and port; None for `null`, a page without a host."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:

@@ -19,14 +19,14 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 
 MOST_CALLERS = 10_000  # callers whose rate is stored
 MOST_SECRET_BYTES = 4096
-"""Upper bound of a secret's session: in base64 it must fit into a header of 8 KiB."""
+"""Upper bound of a secret's session: in base64 it must fit a header of 8 KiB."""
 _SECRET = b"ek_"  # required by OpenAI's browser clients
 _SIGNED = b"client secret of a realtime session, version 1"
 _MAC_BYTES = 32
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Read keys from a file, one per line; # begins a comment. Raises OptionError if empty."""
+    """Read a file's keys, one per line; # begins a comment. Raises OptionError if empty."""
     try:
         lines = map(str.strip, file.read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError) as error:
@@ -38,9 +38,9 @@ def read_keys(file: Path) -> tuple[str, ...]:
 
 
 class Keys:
-    """API keys. Only their hashes are compared and used in names.
+    """API keys. Only hashes are compared and used in names.
 
-    Client secrets are signed with a key's own secret, so that they end with it.
+    Client secrets are signed with a key's own secret, and end with it.
     """
 
     def __init__(self, keys: Iterable[str]):
@@ -50,13 +50,12 @@ class Keys:
         self._signers = {
             _owner_of(digest): hmac.digest(key, _SIGNED, "sha256")
             for key, digest in zip(encoded, self._digests, strict=True)
-        } or {"": secrets.token_bytes(32)}  # without keys secrets end with the server
+        } or {"": secrets.token_bytes(32)}  # else secrets end with the server
 
     def owner(self, authorization: bytes | None, address: str) -> str:
-        """Return a name for a request's sender: the key's or, without keys, the address.
+        """Return a request sender's name: the key's or, without keys, the address.
 
-        authorization: the header; keys beyond ASCII are UTF-8. Takes constant time. Raises ApiError
-        401.
+        authorization: the header, in UTF-8. Takes constant time. Raises ApiError 401.
         """
         if not self._digests:
             return f"address {address}"
@@ -93,7 +92,7 @@ class Keys:
     def guest(self, authorization: bytes | None) -> tuple[str, dict[str, Any]] | None:
         """Return a valid secret's owner, "" without keys, and session settings; else None.
 
-        authorization: as for `owner`. Every key is tried, in constant time.
+        authorization: see `owner`. Takes constant time.
         """
         scheme, _, secret = (authorization or b"").partition(b" ")
         secret = secret.strip()

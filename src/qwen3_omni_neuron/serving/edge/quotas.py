@@ -1,4 +1,4 @@
-"""Quotas of a resource, such as bytes in memory: in total, and per API key or address."""
+"""Quotas of a resource, such as memory: in total, and per API key or address."""
 
 import threading
 import time
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from qwen3_omni_neuron.serving.openai.errors import RETRY_S, ApiError
 
-RECENT_S = 1.0  # an owner counts among the others for this long after a request
+RECENT_S = 1.0  # an owner still counts after a request
 
 
 class Quota:
-    """Amounts of a resource in use by owner. A lock guards all fields.
+    """Amounts of a resource used by owners. A lock guards all fields.
 
     what: plural name of the resource. most: total amount, or a function of it. share: largest
     fraction per owner. code, status: a refusal's; status: if the total is used up.
@@ -29,7 +29,7 @@ class Quota:
         self.taken = 0
 
     def take(self, owner: str, amount: int = 1) -> None:
-        """Take an amount. Raises ApiError, and takes nothing, beyond the total or share."""
+        """Reserve an amount. Raises ApiError, and reserves nothing, beyond the total or share."""
         with self._lock:
             most, own = self._most(), self._by_owner[owner] + amount
             most_of_owner = max(1, int(most * self._share))
@@ -50,12 +50,12 @@ class Quota:
         )
 
     def add(self, owner: str, amount: int) -> None:
-        """Take an amount beyond any limit, of a resource that must stay in use."""
+        """Count an amount already in use, beyond any limit."""
         with self._lock:
             self._add(owner, amount)
 
     def give_back(self, owner: str, amount: int = 1) -> None:
-        """Give an amount back."""
+        """Release an amount."""
         with self._lock:
             self._add(owner, -amount)
             if not self._by_owner[owner]:
@@ -65,17 +65,17 @@ class Quota:
                 self._forget_left()
 
     def has_others(self, owner: str) -> bool:
-        """Return whether another owner uses anything, or did a moment ago."""
+        """Return whether another owner uses anything, or recently did."""
         with self._lock:
             self._forget_left()
             return any(other != owner for other in (*self._by_owner, *self._left_s))
 
     def crowds(self, owner: str) -> bool:
-        """Return whether an owner has more than one while another one has any."""
+        """Return whether an owner has more than one while another has any."""
         return self._by_owner[owner] > 1 and self.has_others(owner)
 
     def place(self, owner: str) -> "Place":
-        """Take one place. Raises ApiError."""
+        """Acquire one place. Raises ApiError."""
         self.take(owner)
         return Place(self, owner)
 
@@ -97,7 +97,7 @@ class Place:
         self._quota, self._owner, self._taken = quota, owner, True
 
     def leave(self) -> None:
-        """Give the place back. A second call does nothing."""
+        """Release the place. A second call does nothing."""
         if self._taken:
             self._taken = False
             self._quota.give_back(self._owner)
@@ -112,8 +112,7 @@ class Place:
 class Account:
     """Bytes reserved by one request or session, also in the quota of all bytes.
 
-    Decoded bytes are reserved before they are allocated. `close` ends this. A lock guards all
-    fields.
+    Decoded bytes are reserved before allocation, until `close`. A lock guards all fields.
     """
 
     def __init__(self, quota: Quota, owner: str, most: int, refusal: Callable[[int], ApiError]):
@@ -149,7 +148,7 @@ class Account:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Reserve bytes for the time of a `with` block. Raises ApiError."""
+        """Reserve bytes during a `with` block. Raises ApiError."""
         self.hold(size)
         try:
             yield

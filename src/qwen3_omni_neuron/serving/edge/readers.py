@@ -15,23 +15,23 @@ Result = TypeVar("Result")
 READERS = 4  # turns at a time
 _THREADS = 32  # including those of paused readers
 _PIECE_S = 0.002  # between checks whether another owner waits
-# The event loop and the stages, which take the interpreter lock often, run undisturbed meanwhile.
+# Meanwhile the event loop and the stages, which take the interpreter lock often, run undisturbed.
 _REST_S = 0.004
 
 
 class LeftError(Exception):
-    """The client has left while its request was read."""
+    """The client left while its request was read."""
 
 
 class Readers:
     """Threads that read requests, a few at a time. A lock guards all fields.
 
-    While others have requests, an owner has one turn, which rests between its pieces. Long work
-    calls `pause`, which raises if its client has left, and waits while another owner is next.
+    While others have requests, an owner has one turn, with rests between pieces. Long work calls
+    `pause`, which raises if its client has left, and waits while another owner is next.
     """
 
     def __init__(self, has_others: Callable[[str], bool]):
-        """has_others: returns whether anyone but this owner has requests."""
+        """has_others: returns whether another owner has requests."""
         self._has_others = has_others
         self._pool = ThreadPoolExecutor(_THREADS, "serving")
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Readers:
         left = threading.Event()
         try:
             future = self._pool.submit(self._call, owner, left, call, arguments)
-        except RuntimeError:  # no thread could be started; the pool keeps the call
+        except RuntimeError:  # no thread could start; the pool keeps the call
             left.set()
             self._leave(owner)
             raise
@@ -69,7 +69,7 @@ class Readers:
 
     @contextmanager
     def turn(self, owner: str) -> Iterator[None]:
-        """Wait in this thread for a turn, which no pause of the block ends."""
+        """Wait in this thread for a turn, which the block's pauses don't end."""
         self._wait(owner).result()
         try:
             with self._pausing(owner, threading.Event()):
@@ -122,7 +122,7 @@ class Readers:
             return full and any(not self._taken[other] for other in self._waiting)
 
     def _wait(self, owner: str, first: bool = False) -> "Future[None]":
-        """Return a future, done at the owner's turn. first: before its other ones."""
+        """Return a future, done at the owner's turn. first: before its others."""
         turn = Future[None]()
         with self._lock:
             waiting = self._waiting.setdefault(owner, deque())

@@ -1,4 +1,4 @@
-"""WebSocket of /v1/responses: each event `response.create` is answered like a POST of its own."""
+"""WebSocket of /v1/responses: each event `response.create` is answered like a POST."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.service import Service
 TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 PATHS = (RESPONSES, "/v1")  # LiveKit asks for its base URL itself
 LAST_RESPONSE = "last_response"
-"""Name in a request's scope of its socket's last response, which `store: false` keeps there."""
+"""Name in a request's scope of its socket's LastResponse."""
 _TICK_S = 0.1
 _MOST_CANCEL = 1000  # characters of an event that cancels a response
 
@@ -27,7 +27,7 @@ class ResponseSockets:
     """ASGI application for the sockets of all clients. For one event loop."""
 
     def __init__(self, post: ASGIApp, service: Service):
-        """post: answers a POST, with all checks and limits of one."""
+        """post: answers a POST, with its checks and limits."""
         self._post, self._service = post, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +61,7 @@ class _Socket:
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
 
     async def serve(self) -> None:
-        """Answer one event after the other until the client leaves or the time is over."""
+        """Answer events one by one until the client leaves or time is over."""
         try:
             while True:
                 await asyncio.wait([self._next], timeout=_TICK_S)
@@ -80,7 +80,7 @@ class _Socket:
             self._next.cancel()
 
     async def _answer(self, text: str) -> None:
-        """Answer an event as a POST with it as its body."""
+        """Answer an event like the body of a POST."""
         bodies = [text.encode("utf-8", "surrogatepass")]
         status, left, first, sent_events = 200, b"", b"", 0
         cancelled = False

@@ -1,4 +1,4 @@
-"""Sending of the answer to one request, at the client's pace."""
+"""Sending of a request's answer, at the client's pace."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ from qwen3_omni_neuron.serving.openai.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 
 PIECE_BYTES = 1 << 16
-"""Largest part of an answer that is sent at a time."""
+"""Largest part of an answer sent at a time."""
 WARNINGS = b"x-warnings"
-"""Header with sentences about files that are used in part or otherwise."""
+"""Header with sentences about files that are used partly or unexpectedly."""
 _RATES = "limit", "remaining", "reset"
 _EXPOSED = (
     b"openai-processing-ms, retry-after, x-finish-reason, x-ratelimit-limit-requests, "
@@ -23,17 +23,17 @@ _EXPOSED = (
 )
 _MOST_HEADER = 2000  # bytes of the header with warnings: clients refuse long ones
 WAITING_S = 15.0
-"""Interval of comments until a stream's first event: proxies wait for 30 s."""
+"""Interval of comments until a stream's first event: proxies wait 30 s."""
 _LAST_S = 1.0  # to send an error
 _MORE = b" ..."  # end of a truncated header
 
 
 class AnswerSender:
-    """Sender of the answer to one request. It adds the request id and records the status.
+    """Sender of one request's answer. It adds the request id and records the status.
 
-    A large body is reserved in its owner's account until it is sent. Each piece waits for space in
-    the connection's buffer. Cancelling the request ends its answer. A stream of events that ends
-    early says why in its last event.
+    A large body's bytes are reserved until it is sent. Each piece waits for space in the
+    connection's buffer. Cancelling the request ends its answer. A stream of events that ends early
+    says why in its last event.
     """
 
     def __init__(self, send: Send, service: Service, context: Context, kind: str):
@@ -63,10 +63,10 @@ class AnswerSender:
         headers: Sequence[tuple[bytes, bytes]],
         last_event: Callable[[ApiError], bytes] | None,
     ) -> None:
-        """Send pieces as they arrive. An error before the first one is raised.
+        """Send pieces as they arrive. Raises an error before the first one.
 
-        last_event: returns the event of a later error; None: the pieces are no events. A comment is
-        sent every WAITING_S until the first event. A slow client slows the generator, and with it
+        last_event: returns the event of a later error; None: the pieces are not events. A comment
+        is sent every WAITING_S until the first event. A slow client slows the generator, and thus
         the request.
         """
         async with aclosing(pieces):
@@ -74,7 +74,7 @@ class AnswerSender:
             try:
                 await asyncio.wait([first], timeout=WAITING_S if last_event else None)
                 if first.done():
-                    first.result()  # raises an error, which can still have a status
+                    first.result()  # raises an error, which still gets a status
                 self._start = {"type": "http.response.start", "status": 200, "headers": headers}
                 self._last_event = last_event
                 try:
@@ -108,8 +108,8 @@ class AnswerSender:
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error.
 
-        An answer that has begun ends with it as an event, or visibly cut short. Don't wait for a
-        client that does not read.
+        A begun answer ends with it as an event, or visibly truncated. Does not wait for a client
+        that does not read.
         """
         with anyio.move_on_after(_LAST_S):
             await self._refuse(error)
@@ -155,9 +155,9 @@ class AnswerSender:
         await self._send({**start, "headers": [*headers, *own]})
 
     async def _send_whole(self, body: bytes, more: bool) -> None:
-        """Send a body that is in memory, reserved meanwhile.
+        """Send a body in memory, reserving its bytes.
 
-        Beyond the limit of bytes a model's answer is sent all the same; others are refused.
+        Beyond the limit of bytes a model's answer is still sent; others are refused.
         """
         account = getattr(self._context, "account", None)
         if account is None or len(body) <= PIECE_BYTES:
@@ -185,9 +185,9 @@ class AnswerSender:
 
 
 def _header_of(warnings: Sequence[str]) -> bytes:
-    """Return the warnings as an ASCII header, other characters escaped.
+    """Return the warnings as an ASCII header, with other characters escaped.
 
-    If too long, it has the first whole sentences, and ends with " ...".
+    If too long, it has the first whole sentences and " ...".
     """
     value = " ".join(warnings).encode("ascii", "backslashreplace")
     if len(value) <= _MOST_HEADER:

@@ -1,7 +1,7 @@
-"""The answer to one conversation, in one message or in pieces.
+"""The answer to one conversation, whole or in pieces.
 
-Each endpoint parses its own body into a `ChatRequest` of a `Question`, and has its own subclass of
-`Reply`, which writes the answer.
+Each endpoint parses its body into a `Question`'s `ChatRequest`, and has a subclass of `Reply`,
+which writes the answer.
 """
 
 import asyncio
@@ -58,18 +58,18 @@ DONE = b"data: [DONE]\n\n"
 """Server-sent event after all others."""
 Json = dict[str, Any]
 ReplyMaker = Callable[["Question", SpeechStream], "Reply"]
-"""Function that returns the reply to a question from its stream, without the question's media."""
+"""Function (question without media, its stream) -> reply."""
 
 
 def parts_of(request: Request) -> tuple[Service, Context]:
-    """Return the state shared by all requests, and this one's."""
+    """Return the state of all requests, and this one's."""
     return request.app.state.service, request.scope["context"]
 
 
 class PieceStream(Response):
-    """Response in pieces, which `AnswerSender.stream` sends: sound, or server-sent events.
+    """Response in pieces, sent by `AnswerSender.stream`: sound, or server-sent events.
 
-    last_event: returns the event of an error that ends the events early.
+    last_event: returns the event of a later error.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class PieceStream(Response):
 
 
 class ServedStream(AsyncIterator[list[Event]]):
-    """Iterator over the events of one reply, in lists that are sent before the next is taken.
+    """Iterator over a reply's events, in lists that are sent one after the other.
 
     A list has one event, or those of `SpeechStream.ready`, with text at most every TEXT_DELAY_S. A
-    list with a chunk waits for its turn in the event loop, except the client's first sound; so does
-    each later list of `ready`. A reply read to its end is counted and logged, and its place is
-    released. playback: estimated playback of the sent chunks. muted: send no more chunks.
+    list with a chunk, except the client's first sound, and each later list of `ready` waits for its
+    turn in the event loop. A reply read to its end is counted and logged, and its place released.
+    playback: estimated playback of the sent chunks. muted: send no more chunks.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class ServedStream(AsyncIterator[list[Event]]):
         keeps_audio: bool = False,
         speed: float = 1.0,
     ):
-        """context: request that ends with the reply. keeps_audio: the sound is sent when complete.
+        """context: request that ends with the reply. keeps_audio: sound is sent when complete.
 
-        speed: factor by which the client's sound is faster than the chunks.
+        speed: of the client's sound relative to the chunks.
         """
         self.playback, self.muted = Playback(), False
         self._stream, self._service, self._context = stream, service, context
@@ -122,7 +122,7 @@ class ServedStream(AsyncIterator[list[Event]]):
 
     async def __anext__(self) -> list[Event]:
         """Return the next events. Raises the error that ended the reply."""
-        for event in self._sent:  # now at the client, or in its connection's buffer
+        for event in self._sent:  # sent, or in the connection's buffer
             if isinstance(event, Finished):
                 self._end(event)
             elif isinstance(event, AudioChunk) and not self.muted:
@@ -136,7 +136,7 @@ class ServedStream(AsyncIterator[list[Event]]):
         else:
             events = [await anext(self._stream)]
         takes_turns = self._bursts or isinstance(events[0], AudioChunk)
-        if takes_turns and self.playback.sent_s:  # the client has sound to play meanwhile
+        if takes_turns and self.playback.sent_s:  # the client has sound to play
             await self._service.turnstile.wait()
         self._sent = events
         return events
@@ -153,7 +153,7 @@ class ServedStream(AsyncIterator[list[Event]]):
 
 
 class Answer(ABC):
-    """One answer with text, sent as server-sent events or as one JSON object at the end.
+    """One answer with text, sent as server-sent events or one final JSON object.
 
     _texts: parts of the text so far. _made: tokens and frames so far.
     """
@@ -161,7 +161,7 @@ class Answer(ABC):
     _id: str
 
     def __init__(self, stream: SpeechStream, service: Service, context: Context, streams: bool):
-        """streams: it is sent as it is written."""
+        """streams: it is sent while it is written."""
         self._service, self._context, self._streams = service, context, streams
         self._served = ServedStream(
             stream, service, context, bursts=streams, keeps_audio=not streams
@@ -172,9 +172,9 @@ class Answer(ABC):
         self._result: SpeechResult | None = None
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events of a streamed answer, all that are ready in one piece.
+        """Yield a streamed answer's server-sent events, those ready at one time in one piece.
 
-        Text that is ready at the same time is one event.
+        Text ready at one time is one event.
         """
         pieces = self._first()
         with closing(self._served) as served:
@@ -187,7 +187,7 @@ class Answer(ABC):
         yield b"".join((*pieces, *self._last()))
 
     def last_event(self, error: ApiError) -> bytes:
-        """Return the event of an error that ends a streamed answer early."""
+        """Return the event of an error that ends a streamed answer."""
         return error_event(error)
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Answer(ABC):
         """Return the answer as one JSON object."""
 
     def _first(self) -> list[bytes]:
-        """Return the server-sent events before those of the reply."""
+        """Return the server-sent events before the reply's."""
         return []
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Answer(ABC):
         """Process simultaneous events. Returns the parts to send."""
 
     async def response(self) -> Response:
-        """Return the response in which it is sent."""
+        """Return the response that sends it."""
         if self._streams:
             return PieceStream(self.pieces(), last_event=self.last_event)
         await self.collect()
@@ -260,7 +260,7 @@ async def answer(
     """Answer one conversation, whole or in pieces. Raises ApiError and the API's errors.
 
     read: parses the body, and returns a Question, or an object with its methods. in_thread: that
-    may take long, as do many short ones of one owner beside another's.
+    may take long, as may many short ones of one owner beside another's.
     """
     begun: Reply | Question
     run = partial(service.readers.run, context.owner)
@@ -278,7 +278,7 @@ async def answer(
 
 
 class Question:
-    """A parsed request whose media may still need decoding, and its grammar compiling."""
+    """A parsed request, whose media may need decoding, and grammar compiling."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class Question:
         context: Context,
         names: Sequence[str] | None = None,
     ):
-        """Check a request, and begin to read its media. Raises ApiError.
+        """Check a request, and start to read its media. Raises ApiError.
 
         names: its messages' in errors; None: messages[0] and so on.
         """
@@ -322,7 +322,7 @@ class Question:
         return self._media.pending or has_grammar(self.options)
 
     def begin(self) -> "Reply | Question":
-        """Start the request, unless it has media or a grammar for another process.
+        """Start the request, unless other processes must read its media or grammar.
 
         Raises ApiError and the API's errors.
         """
@@ -364,31 +364,31 @@ def _texts(message: Json) -> Json:
 class Reply(Answer):
     """Answer to a conversation.
 
-    _texts, _reasons, _calls: parts so far. _logprobs: those of _texts' tokens, if requested.
+    _texts, _reasons, _calls: parts so far. _logprobs: of _texts' tokens, if requested.
     """
 
     def __init__(self, question: Question, stream: SpeechStream):
         self.wanted = question.wanted
         super().__init__(stream, question.service, question.context, bool(self.wanted.stream))
-        self.wanted.messages.clear()  # frees the media, which are as large as everything else
+        self.wanted.messages.clear()  # frees the media, as large as everything else
         self._split = ReplyText(self._context.omni.info.thinks, "tools" in question.options)
         self._reasons: list[str] = []
         self._calls: list[Call] = []
         self._reasoning_tokens = 0
         self._logprobs: list[Json] = []
-        self._held_logprobs: list[Json] = []  # tokens of text of a still unknown kind
+        self._held_logprobs: list[Json] = []  # of tokens of text of a still unknown kind
 
     @property
     def _reached_limit(self) -> bool:
-        """True if the text reached its limit, or the speech that a client hears."""
+        """True if the text, or the speech that a client hears, reached its limit."""
         heard = None if self._calls else self._ended.talker_finish_reason
         return "length" in (self._ended.thinker_finish_reason, heard)
 
     def _take(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
-        """Process simultaneous events. Returns the parts of text, and the chunk to send.
+        """Process simultaneous events. Returns the text's parts, and the chunk to send.
 
-        Adjacent parts of one kind are joined. From the first tool call on, speech is left out: a
-        call is not meant to be heard.
+        Joins adjacent parts of one kind. From the first tool call on, speech is left out: calls are
+        not spoken.
         """
         parts, chunk = list[ReplyPart](), None
         for event in events:
@@ -410,9 +410,9 @@ class Reply(Answer):
         return parts, None if self._calls else chunk
 
     def _add(self, new: Sequence[ReplyPart], parts: list[ReplyPart]) -> None:
-        """Add an event's parts to the whole answer, and to the parts that are sent with them.
+        """Add an event's parts to the whole answer and to the parts to send.
 
-        The first content has the log-probabilities of all tokens of the event.
+        The first content has the log-probabilities of all the event's tokens.
         """
         for part in new:
             before = parts[-1] if parts else None

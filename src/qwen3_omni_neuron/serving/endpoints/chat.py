@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
+"""POST /v1/chat/completions: a conversation in, text and speech out, whole or streamed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +46,7 @@ Json = dict[str, Any]
 
 @router.post(CHAT, **takes_json(ChatRequest))
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation in text, and in speech where `modalities` has audio."""
+    """Answer a conversation in text, and in speech if `modalities` has audio."""
     service, context = parts_of(request)
     waits = len(context.body) > SMALL_BODY_BYTES
     return await answer(service, context, partial(_read, service, context), waits)
@@ -54,7 +54,7 @@ async def chat_completions(request: Request) -> Response:
 
 @router.delete("/v1/chat/completions/{completion_id}", responses=errors_of(404))
 async def delete_chat_completion(request: Request, completion_id: str) -> Json:
-    """Delete the transcript of a spoken reply, which no later turn can name then."""
+    """Delete a spoken reply's transcript; later turns can't name it."""
     service, context = parts_of(request)
     audio_id, _ = service.replies.named(completion_id)
     if not service.replies.delete(context.owner, audio_id):
@@ -83,7 +83,7 @@ class ChatReply(Reply):
         self._id = new_id("chatcmpl-")
         self._audio_id, self._expires_at = self._service.replies.named(self._id)
         self._voice = question.options.get("speaker", RequestOptions.speaker)
-        # Clients of vllm-omni read `content`: text, or a whole WAV file in base64.
+        # vllm-omni's clients read `content`: text, or a whole WAV file in base64.
         self._in_audio = wanted.speaks and not wanted.in_vllm_omnis_way
         self._encoder: SoundEncoder | None = None  # from the first chunk on
         frame = to_json(self._completion(_CHUNK, [])).removesuffix(b"[]}")
@@ -110,7 +110,7 @@ class ChatReply(Reply):
         pieces = [self._sound(rest)] if rest else []
         if self._in_audio:
             pieces.append(self._piece(audio))
-        # Clients of vllm-omni print the content of every piece with text.
+        # vllm-omni's clients print the content of every piece with text.
         last = {"content": ""} if self.wanted.in_vllm_omnis_way else {}
         pieces.append(self._piece(last, self._finish_reason()))
         options = self.wanted.stream_options
@@ -180,7 +180,7 @@ class ChatReply(Reply):
         return self._event((before, pybase64.b64encode(data), after), "audio")
 
     def _finish(self) -> None:
-        """Store the transcript of the complete reply for later turns, and for the log."""
+        """Store the complete reply's transcript for later turns and the log."""
         super()._finish()
         if self.wanted.speaks:
             text = "".join(self._texts)
@@ -189,7 +189,7 @@ class ChatReply(Reply):
     def _finish_reason(self) -> str:
         if self._reached_limit:
             return "length"
-        # As OpenAI: a client that named the function knows of the call.
+        # As OpenAI: a client that named the function expects the call.
         named = isinstance(self.wanted.tool_choice, NamedTool)
         return "tool_calls" if self._calls and not named else "stop"
 
@@ -206,9 +206,9 @@ class ChatReply(Reply):
         finish_reason: str | None = None,
         logprobs: Json | None = None,
     ) -> bytes:
-        """Return an event. The text that all events share is written once.
+        """Return an event. The text shared by all events is written once.
 
-        delta: parts of its JSON, which may be as long as a chunk and are copied once.
+        delta: parts of its JSON, perhaps as long as a chunk, copied once.
         """
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         told = b"null" if logprobs is None else to_json(logprobs)

@@ -1,4 +1,4 @@
-"""POST /v1/realtime/client_secrets: short-lived secrets for clients that must not have a key."""
+"""POST /v1/realtime/client_secrets: short-lived secrets for clients without keys."""
 
 import time
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class ExpiresAfter(ClientObject):
-    """Time that a secret lives, in seconds from its making."""
+    """Lifetime of a secret in seconds."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Field(ge=10, le=7200)] = 600
@@ -35,9 +35,9 @@ class ClientSecretRequest(ClientObject):
 
 @router.post("/v1/realtime/client_secrets", **takes_json(ClientSecretRequest))
 async def client_secrets(request: Request) -> Json:
-    """Make a secret that opens realtime sessions until it expires, with these settings.
+    """Create a secret that opens realtime sessions with these settings until it expires.
 
-    Nothing is stored: the secret is signed, and every server with the same key takes it.
+    The secret is signed, not stored: every server with the same key accepts it.
     """
     service, context = parts_of(request)
     return await service.readers.run(context.owner, _made, service, context)

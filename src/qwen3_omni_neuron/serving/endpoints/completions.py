@@ -39,7 +39,7 @@ from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
 Json = dict[str, Any]
-# Text options of a request beside OpenAI's fields.
+# A request's text options beside OpenAI's fields.
 _OWN_OPTIONS = frozenset(name for name in CHAT_OPTIONS if name.startswith("thinker_"))
 MOST_LOGPROBS = 20
 RawPrompt = Annotated[
@@ -50,8 +50,8 @@ RawPrompt = Annotated[
 class CompletionRequest(TextRequest):
     """Body of POST /v1/completions.
 
-    prompt: a text, token ids, or a list of one of these. logprobs: number of the likeliest tokens
-    at each place. echo: the text begins with the prompt, as do its log-probabilities.
+    prompt: a text, token ids, or a list of one of these. logprobs: number of likeliest tokens per
+    token. echo: text and log-probabilities begin with the prompt's.
     """
 
     further = further_fields(COMPLETIONS, _OWN_OPTIONS, REFUSED_IN_COMPLETIONS)
@@ -131,7 +131,7 @@ class Completion(Answer):
         service: Service,
         context: Context,
     ):
-        """echoed: the prompt's tokens if the text begins with them, else an empty list."""
+        """echoed: the prompt's tokens if the text begins with them, else empty."""
         super().__init__(stream, service, context, bool(wanted.stream))
         self._options, self._id = wanted.stream_options, new_id("cmpl-")
         self._has_logprobs, self._echoed = wanted.logprobs is not None, echoed
@@ -158,7 +158,7 @@ class Completion(Answer):
         """Return the answer as one JSON object."""
         spell = self._context.omni.prompt_builder.token_bytes
         text, reason = "".join(self._texts), self._ended.thinker_finish_reason
-        if self._echoed:  # also names of special tokens, which are no text of a reply
+        if self._echoed:  # also names of special tokens, which a reply's text lacks
             ids = [self._echoed[0], *self._ended.token_ids]
             ids = ids[:-1] if reason == "stop" else ids
             text = b"".join(map(spell, ids)).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""Media of a request -> items of the API, decoded in other processes and within limits.
+"""Media of a request -> items of the API, decoded in other processes within limits.
 
-The model gets arrays only, never a file, nor a string that could be a path or a URL.
+The model gets arrays only, never a file, path or URL.
 """
 
 import binascii
@@ -34,9 +34,9 @@ _HOLDERS: Mapping[str, tuple[str, Kind]] = {
     "input_image": ("image_url", "image"),
     "video_url": ("video_url", "video"),
 }
-_PICTURES_FPS = 2.0  # default rate of such frames, as DashScope's
+_PICTURES_FPS = 2.0  # default rate of their frames, as DashScope's
 _PART = "messages[].content[]"  # place of parts in the table of fields without effect
-# The decoded data, the prompt's data, and computed inputs such as mel features.
+# Decoded data, the prompt's data, and computed inputs such as mel features.
 _COPIES = 3
 
 
@@ -49,7 +49,7 @@ def sound_bytes(samples: int) -> int:
 class _Pending:
     """Item to decode.
 
-    content: the file's bytes, or its URL; of a video of pictures, each one's. options: see `Job`.
+    content: the file's bytes or URL, or those of a video's pictures. options: see `Job`.
     """
 
     item: Json
@@ -60,10 +60,10 @@ class _Pending:
 
 
 class MediaReader:
-    """Reader of the media items of one request, or of one realtime item.
+    """Reader of the media items of one request or realtime item.
 
-    `read` accepts the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
-    others, each in a process of its own. warnings: sentences about the decoded files.
+    `read` accepts items one by one; then `finish_inline` decodes plain PCM, and `finish` all
+    others, each in its own process. warnings: sentences about the decoded files.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class MediaReader:
         in_windows: bool = False,
         fields: Mapping[str, Any] | None = None,
     ):
-        """hears_videos: also decode videos' sound. param: name of the field with media.
+        """hears_videos: also decode videos' sound. param: field with media.
 
-        in_windows: audio may be longer than the context. fields: defaults of the items' fields.
+        in_windows: audio may exceed the context. fields: defaults of the items' fields.
         """
         self._service, self._settings, self._owner = service, service.settings, owner
         self._hears_videos, self._param = hears_videos, param
@@ -95,9 +95,9 @@ class MediaReader:
     def read(self, part: Mapping[str, Any], where: str) -> Json:
         """Return a content part as an item of the API, which decoding fills later.
 
-        part: of type input_audio, audio_url, image_url or video_url, of video with the URLs of its
-        frames, or of input_image with the URL itself as its image_url. Its fields may be beside its
-        object or inside. Raises ApiError, also for an unknown field (prompt.media.fields).
+        part: of type input_audio, audio_url, image_url or video_url, of video with its frames'
+        URLs, or of input_image with the URL as its image_url. Fields may be beside its object or
+        inside. Raises ApiError, also for an unknown field (prompt.media.fields).
         """
         if part["type"] == "video":
             return self._read_pictures(part, where)
@@ -165,7 +165,7 @@ class MediaReader:
         return read_fields(kind, given, where, refusal, over_http=True, of_file=of_file)
 
     def finish_inline(self, hold: Hold) -> bool:
-        """Decode the items that need no codec and little time. Returns whether none remain.
+        """Decode items that need no codec and little time. Returns whether none remain.
 
         hold: called before memory is used. Raises ApiError and the API's errors.
         """
@@ -198,7 +198,7 @@ class MediaReader:
         size = sum(map(len, files))
         if size > self._settings.max_media_bytes:
             raise self._too_large(found.where)
-        hold(size)  # they are copied into one file
+        hold(size)  # copied into one file
         return files
 
     async def _file(self, given: bytes | str, where: str, hold: Hold) -> bytes:
@@ -209,7 +209,7 @@ class MediaReader:
         return content
 
     def _job(self, found: _Pending, content: bytes | list[bytes]) -> Job:
-        # Earlier items use their share of the context.
+        # Earlier items use part of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
@@ -255,7 +255,7 @@ class MediaReader:
     def add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
     ) -> Json:
-        """Return a file, or a URL's, as an item of the API; see `read`."""
+        """Return a file, or a URL's, as an item of the API."""
         self._count_item()
         if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
             raise self._too_large(where)
@@ -272,7 +272,7 @@ class MediaReader:
             raise ApiError(400, message, "too_many_media", self._param)
 
     def _of_url(self, url: str, where: str) -> bytes | str:
-        """Return a data URL's content, whatever its type says, or any other URL unchanged."""
+        """Return a data URL's content, whatever its type, or another URL unchanged."""
         if url[:5].lower() != "data:":
             self._service.fetcher.check(url, where)
             return url

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a conversation in OpenAI's other format, answered like a chat."""
+"""POST /v1/responses: a conversation in OpenAI's other format."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -61,7 +61,7 @@ async def create_response(request: Request) -> Response:
 
 @router.get(RESPONSE, **takes_query(requests.ResponseQuery))
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a response that is kept."""
+    """Return a stored response."""
     service, context = parts_of(request)
     if _query(request, requests.ResponseQuery, RESPONSE).stream:
         raise wrong_value("a response that has ended is not streamed again.", "stream")
@@ -73,7 +73,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.get(INPUT_ITEMS, **takes_query(requests.ItemsQuery))
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Return the items that a response has answered: its conversation's, and its own input."""
+    """Return the items that a response answered: its conversation's and its input."""
     service, context = parts_of(request)
     query = _query(request, requests.ItemsQuery, INPUT_ITEMS)
     turns = service.responses.conversation(context.owner, response_id)
@@ -85,7 +85,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 @router.delete(RESPONSE, responses=errors_of(404))
 async def delete_response(request: Request, response_id: str) -> Json:
-    """Delete a response, which no later turn can name then."""
+    """Delete a response; later turns can't name it."""
     service, context = parts_of(request)
     if not service.responses.delete(context.owner, response_id):
         raise _not_kept(404, response_id, None)
@@ -121,9 +121,9 @@ def _read(
     context: Context,
     last: LastResponse | None,
 ) -> "Question | Prepared":
-    """Return the question of a request. Raises ApiError.
+    """Return a request's question. Raises ApiError.
 
-    parsed: its body, if parsed. last: stored by its socket, to which the answer is streamed.
+    parsed: its body, if parsed. last: its socket's, to which the answer is streamed.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     if last is not None:
@@ -178,14 +178,14 @@ def _read(
 def _page(
     turns: Sequence[KeptResponse], query: requests.ItemsQuery, service: Service, context: Context
 ) -> bytes:
-    """Return a page of a conversation's items, without the last output. Raises ApiError."""
+    """Return a page of a conversation's items, except the last output. Raises ApiError."""
     parts = [part for turn in turns for part in (turn.listed, turn.output)][:-1]
     order: Any = iter if query.order == "asc" else reversed
     left = iter(order(parts))
     if query.after is not None:
         left = dropwhile(lambda part: query.after not in part, left)
     items = chain.from_iterable(order(part.items()) for part in left)
-    if query.after is not None and query.after not in (name for name, _ in items):  # goes behind it
+    if query.after is not None and query.after not in (name for name, _ in items):
         raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
     page = list(islice(items, query.limit))
     _hold(sum(len(content) for _, content in page), service, context)
@@ -202,14 +202,14 @@ def _parsed(
     try:
         given = bodies.read_json(b"[" + b",".join(contents) + b"]", "conversation")
         return _ITEMS.validate_python(given)
-    except ValidationError as error:  # more items than a request may have
+    except ValidationError as error:  # too many items
         raise bodies.refused_field(error) from error
 
 
 def _own_items(
     asked: requests.ResponseRequest, service: Service, context: Context
 ) -> list[requests.InputItem]:
-    """Return the input with the items that it refers to. Raises ApiError."""
+    """Return the input with referenced items. Raises ApiError."""
     found: dict[int, bytes] = {}
     for i, item in enumerate(asked.items):
         if isinstance(item, requests.ItemReference):
@@ -254,7 +254,7 @@ class ResponseReply(Reply):
         question: Question,
         stream: SpeechStream,
     ):
-        """keep: stores the complete response. stored: other requests may name it then."""
+        """keep: stores the complete response. stored: other requests may then name it."""
         super().__init__(question, stream)
         self._set(asked, response_id, keep, stored)
 
@@ -302,7 +302,7 @@ class ResponseReply(Reply):
         return "incomplete" if self._reached_limit else "completed"
 
     def last_event(self, error: ApiError) -> bytes:
-        """Return the event of an error that ends a streamed response early."""
+        """Return the event of an error that ends a streamed response."""
         list(self._items.end("incomplete"))
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         said = {"code": code, "message": error.message, "type": error.code}
@@ -369,7 +369,7 @@ class ResponseReply(Reply):
 
 
 class Prepared(ResponseReply):
-    """Response without output, `generate: false`, which a later turn may continue."""
+    """Response without output (`generate: false`), which a later turn may continue."""
 
     takes_long = False
     _reached_limit = False

@@ -41,7 +41,7 @@ _TEMPO_END_S = 0.25
 
 
 class SoundEncoder:
-    """Encoder of mono samples at SAMPLE_RATE into a file, whose bytes leave when they are ready.
+    """Streaming encoder of mono samples at SAMPLE_RATE into a file.
 
     slow: a call takes some milliseconds per second of sound.
     """
@@ -62,7 +62,7 @@ class SoundEncoder:
             self._stream: Any = self._container.add_stream(
                 codec, SAMPLE_RATE, options, layout="mono"
             )
-            if sound_format == "aac":  # so that the first chunk suffices for its first frame
+            if sound_format == "aac":  # so that the first chunk fills a frame
                 self.push(np.zeros(_AAC_FRAME, np.float32))
         elif self._wav and not whole:
             self._ready.append(wav_header(SAMPLE_RATE))
@@ -97,7 +97,7 @@ class SoundEncoder:
 
 
 def encode_sound(samples: NDArray[np.float32], sound_format: str) -> bytes:
-    """Return the file of a whole reply."""
+    """Return a whole reply's file."""
     encoder = SoundEncoder(sound_format, whole=True)
     encoder.push(samples)
     return encoder.finish()
@@ -112,7 +112,7 @@ def _frame(samples: NDArray[Any], sample_format: str) -> av.AudioFrame:
 class Tempo:
     """Streaming time stretch of speech by FFmpeg's atempo, at the same pitch.
 
-    factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
+    factor: 0.25 to 4, above 1: faster; the result is 1 / factor as long.
     """
 
     def __init__(self, factor: float):
@@ -135,7 +135,7 @@ class Tempo:
         self._graph.link_nodes(*nodes).configure()
 
     def push(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Add samples, and return the stretched samples that are ready."""
+        """Add samples; return the stretched samples that are ready."""
         if not len(samples):
             return samples
         frame = _frame(samples, "flt")

@@ -31,7 +31,7 @@ from qwen3_omni_neuron.serving.openai.reply import speech_usage
 from qwen3_omni_neuron.serving.service import Service
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
-SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in at most 2 ms
+SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces within 2 ms
 
 router = APIRouter()
 
@@ -66,7 +66,7 @@ class SpeechRequest(bodies.ClientObject):
 
     @property
     def as_made(self) -> bool:
-        """True if the sound is streamed as it is generated.
+        """True if the sound is streamed while it is generated.
 
         On request only: a streamed WAV's header lacks its length. FLAC is sent at the end.
         """
@@ -119,7 +119,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
 
 
 class SpokenText:
-    """One answer, sent as pieces of a sound file or as server-sent events.
+    """One answer, sent as pieces of a sound file or server-sent events.
 
     finish_reason: "length" once a limit has cut the speech.
     """
@@ -145,7 +145,7 @@ class SpokenText:
         self._served.close()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sound as it is generated, or in one piece at the end.
+        """Yield the sound while it is generated, or in one piece at the end.
 
         The last event, if any are requested, has the finish reason and the usage.
         """

@@ -1,4 +1,4 @@
-"""GET endpoints of the server itself: its model, voices, health and metrics."""
+"""GET endpoints of the server: model, voices, health and metrics."""
 
 import time
 from typing import Any
@@ -24,11 +24,10 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}", responses=errors_of(404))
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """Describe the model, by any name that a chat may call it.
+    """Describe the model, by any name that a chat may use.
 
-    With whether it can write down a spoken question, which the checkpoint's
-    `transcription_instruction` tells, and what the checkpoint says of itself, if anything:
-    introduction, and questions to try.
+    Includes whether it can transcribe a spoken question, and the checkpoint's introduction and
+    example questions, if any.
     """
     service: Service = request.app.state.service
     check_model(service, name)
@@ -37,16 +36,16 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/v1/audio/voices", responses=errors_of())
 async def voices(request: Request) -> dict[str, list[dict[str, str]]]:
-    """List the voices of the model; none where it has no talker."""
+    """List the model's voices, none without a talker."""
     service: Service = request.app.state.service
     names = service.model.take().info.speakers
-    # As other servers have it, and as Open WebUI wants it; OpenAI has no such list.
+    # As other servers have it, and Open WebUI expects it; OpenAI has no such list.
     return {"voices": [{"id": name, "name": name} for name in names]}
 
 
 @router.get("/health", responses={503: {"description": "stalled or failed"}})
 async def health(request: Request) -> JSONResponse:
-    """Say that the process runs; 503 where only a new start can help, with the reason."""
+    """Report that the process runs, or 503 and the reason if it must be restarted."""
     fault = request.app.state.service.model.fault
     if fault is None:
         return JSONResponse({"status": "ok"})
@@ -55,9 +54,9 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/ready", responses={503: {"description": "loading, stalled, draining or failed"}})
 async def ready(request: Request) -> JSONResponse:
-    """Say whether requests are answered: 200, or 503 while loading, stalled, draining, or failed.
+    """Report whether requests are answered: 200, or 503 if loading, stalled, draining, failed.
 
-    While the model loads, seconds and memory_mb say how far it is.
+    While the model loads, seconds and memory_mb show its progress.
     """
     model: ServedModel = request.app.state.service.model
     content = {
@@ -79,7 +78,7 @@ async def metrics(request: Request) -> Response:
 def _model(service: Service) -> dict[str, Any]:
     model, omni = service.model, service.model.omni
     info = None if omni is None else omni.info
-    # root and max_model_len are vLLM's, which load tools and gateways read.
+    # Load tools and gateways read vLLM's root and max_model_len.
     found = {
         "id": model.name,
         "object": "model",
@@ -87,7 +86,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "qwen3-omni-neuron",
         "root": model.name,
         "max_model_len": None if info is None else info.context_length,
-        # Without an instruction it takes speech for a question, and writes the answer.
+        # Without an instruction it answers speech as a question.
         "transcribes_questions": None if omni is None else omni.transcription_instruction != "",
     }
     if info is None or not info.introduction:

@@ -65,8 +65,8 @@ _MEDIA_TYPES = {
 class TranscriptionRequest(ClientObject):
     """Fields of POST /v1/audio/transcriptions, beside the file.
 
-    instruction: text that follows the audio in the question, in place of the usual one.
-    max_new_tokens: limit of each window's text; engines' clients call it max_completion_tokens.
+    instruction: text after the audio, instead of the default. max_new_tokens: limit of each
+    window's text; engines' clients call it max_completion_tokens.
     """
 
     model_config = ConfigDict(strict=False)  # a form's values are text
@@ -105,7 +105,7 @@ class TranscriptionRequest(ClientObject):
 
     @property
     def timed(self) -> bool:
-        """True if windows are those of a transcript with times."""
+        """True for windows of a transcript with times."""
         timed = self.response_format in ("verbose_json", "srt", "vtt")
         return timed or self.chunking_strategy == "auto"
 
@@ -160,9 +160,9 @@ async def transcriptions(request: Request) -> Response:
 def _read(
     service: Service, context: Context, content_type: str
 ) -> tuple[TranscriptionRequest, Json, MediaReader, Json]:
-    """Parse a request, and decode its file if that needs no codec. Raises ApiError.
+    """Parse a request; decode its file if that needs no codec. Raises ApiError.
 
-    Returns its fields, a window's options, the file's reader, and the item that it fills.
+    Returns its fields, a window's options, the file's reader, and its item.
     """
     form = read_form(context.body, content_type)
     try:
@@ -187,7 +187,7 @@ def _read(
 
 
 class Transcription:
-    """One answer: the text of the windows, as it is written."""
+    """One answer: the windows' text, while it is written."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Transcription:
         service: Service,
         context: Context,
     ):
-        """options: each window request's. seconds: duration of the sound."""
+        """options: of windows' requests. seconds: duration of the sound."""
         self._wanted, self._options = wanted, options
         self._windows, self._seconds = windows, round(seconds, 3)
         self._service, self._context = service, context
@@ -244,7 +244,7 @@ class Transcription:
         yield json_event({"type": "transcript.text.done", **self._short()})
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the text in vLLM's form, whose clients request the usage of a stream."""
+        """Yield the text in vLLM's form, whose clients request a stream's usage."""
         async with aclosing(self.deltas()) as deltas:
             async for delta, _ in deltas:
                 yield json_event(self._chunk({"content": delta}, None))
@@ -300,7 +300,7 @@ class Transcription:
         return {"logprobs": entries} if self._wanted.include else {}
 
     def _verbose(self, number: int, segment: Segment) -> Json:
-        """Return a segment with all fields of OpenAI's, and its finish reason."""
+        """Return a segment with all of OpenAI's fields, and its finish reason."""
         data = segment.text.encode()
         return {
             "id": number,

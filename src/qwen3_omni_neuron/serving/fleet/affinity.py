@@ -1,7 +1,7 @@
-"""Session affinity: all turns of a conversation get one key, by which Ray routes them.
+"""Session affinity: a conversation's turns get one key, by which Ray routes them.
 
-The replica of the last turn has its KV rows. Ray's ConsistentHashRouter routes by the header
-x-session-id; this module, in Ray's HTTP proxies, adds the header if a client sends none.
+The last turn's replica has its KV rows. Ray's ConsistentHashRouter routes by the header
+x-session-id; this module, in Ray's HTTP proxies, adds it if a client sends none.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
 # Ends of the paths of conversations: an application may have a prefix before /v1.
 PATHS = ("/chat/completions", "/responses")
-# Only a body's beginning is parsed: all clients share the proxy, and no key was checked yet.
+# Only a body's beginning is parsed: all clients share the proxy, and keys are not yet checked.
 BEGINNING_BYTES = 1 << 18
 _NAME_BYTES = 16
 _KEY = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}", re.ASCII)
@@ -28,11 +28,11 @@ _RESPONSE_ID = re.compile(rf"resp_[0-9a-f]{{32}}({_KEY.pattern})", re.ASCII)
 
 
 def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
-    """Return a hash of the beginning of a request's conversation, None without one.
+    """Return a hash of a request's first messages, None without them.
 
     It covers the API key, cache_key, instructions, and the messages up to the first user message,
-    which all turns have. A response that continues another one has that one's key. Data after
-    BEGINNING_BYTES are ignored.
+    equal in all turns. A response that continues another has its key. Data after BEGINNING_BYTES
+    are ignored.
     """
     partial: Literal["trailing-strings", "off"] = "off"
     if len(body) > BEGINNING_BYTES:
@@ -78,11 +78,10 @@ def _beginning(request: dict[str, Any]) -> list[Any] | None:
 
 
 class AffinityMiddleware:
-    """ASGI middleware that adds the header by which Ray routes each request of a conversation.
+    """ASGI middleware that adds the header by which Ray routes a conversation's requests.
 
-    A request waits until its body's beginning has arrived. A new response without a key gets a
-    random one, for later turns; a request for a response has the key in the id. A client's own
-    header stays.
+    A request waits for its body's beginning. A new response without a key gets a random one for
+    later turns; a request for a response has the key in the id. A client's own header stays.
     """
 
     def __init__(self, app: ASGIApp):

@@ -1,4 +1,4 @@
-"""The application that a Serve YAML names as its `import_path`: replicas of a model in Ray."""
+"""The application that a Serve YAML names as `import_path`: a model's replicas in Ray."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from qwen3_omni_neuron.serving.service import Service
 DEPLOYMENT = "replica"
 """Name of an application's only deployment in its YAML's `deployments`."""
 MOST_QUEUED = 256  # requests that wait in one proxy
-ATTEMPTS = 3  # to start a replica before its deployment has failed
+ATTEMPTS = 3  # to start a replica before its deployment fails
 AFTER_DRAINING_S = 30.0  # from the end of the last session to a kill
 FIGURES_S = 2.0  # interval between copies of the metrics
 _REQUEST_ID = b"x-request-id"
@@ -40,8 +40,8 @@ _REQUEST_ID = b"x-request-id"
 class Replica:
     """A model and its endpoints, ready for Ray after one reply.
 
-    It drains when it leaves Ray's list of running replicas: it refuses new realtime sessions and
-    ends the open ones, while it completes all requests, even late ones.
+    It drains when it leaves Ray's list of running replicas: it refuses new realtime sessions, ends
+    open ones, and completes all requests, even late ones.
     """
 
     # Ray awaits `__init__`.
@@ -85,7 +85,7 @@ class Replica:
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
-        # Ray lists all of the replica's cores there; each stage's process gets its own range.
+        # Ray lists all the replica's cores there; each stage's process gets its range.
         os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
         tree, cores = settings.load.compiled_path, [int(core) for core in given]
         config = read_config(resolve_model(settings.model, settings.load))
@@ -105,7 +105,7 @@ class Replica:
             self._loop.call_later(FAILED_DRAIN_S, os._exit, ExitStatus.MODEL_DIED)
 
     async def _copy_metrics(self) -> None:
-        """Copy all samples as Ray gauges, which every node exposes to Prometheus, forever.
+        """Forever copy all samples to Ray gauges, which every node exposes to Prometheus.
 
         Ray adds the prefix `ray_` and the labels application, deployment and replica. Gauges,
         because Ray's counters and histograms can't be set.
@@ -124,7 +124,7 @@ class Replica:
 
 
 def _behind_proxy(app: ASGIApp, replica: str) -> ASGIApp:
-    """Return an application behind a Ray proxy: without the route's prefix, with the proxy's ids.
+    """Return an application behind a Ray proxy: without route prefix, with the proxy's ids.
 
     Responses' ids have the session's key, by which the proxy routes later requests. Answers have
     the replica's name in the header x-replica.
@@ -160,7 +160,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """Return the application for the settings in `args` (see FleetSettings).
 
     Options of `replica` in the YAML's `deployments`, such as num_replicas or autoscaling_config,
-    override the options set here. Raises OptionError for unusable settings.
+    override those set here. Raises OptionError.
     """
     settings = FleetSettings.parse(args)
     resources = {RESOURCE: settings.neuron_cores} if settings.neuron_cores else {}
@@ -168,7 +168,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         Replica,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": settings.load.threads or 1, "resources": resources},
-        # No queue in a replica: requests wait in the proxies for the first free replica.
+        # No queue in a replica: requests wait in proxies for the first free replica.
         max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,
         backpressure_config={"retry_after_s": 1},

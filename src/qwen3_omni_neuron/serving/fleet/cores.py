@@ -1,4 +1,4 @@
-"""NeuronCores of a replica: assignment to its stages.
+"""Assignment of a replica's NeuronCores to its stages.
 
 Ray counts logical cores, which the operator declares when a node starts
 (`--resources='{"neuron_cores": 64}'`, a trn2.48xlarge at LNC=2), and gives each replica its own.
@@ -7,8 +7,8 @@ Ray counts logical cores, which the operator declares when a node starts
     8              8, 8, 1   shared      8-15      8-15     8-15
     20             8, 8, 1   split       8-15      16-23    24
 
-A stage needs as many as the largest degree of its parts in the compiled tree. Excess cores are left
-idle: so a replica can begin on a chip of its own, which has 4.
+A stage needs as many as its parts' largest degree in the compiled tree. Excess cores stay idle, so
+that a replica can begin on its own chip, of 4 cores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def stage_cores(
 ) -> dict[str, str] | None:
     """Return each stage's cores for Qwen3Omni.load; None for no cores.
 
-    given: cores that Ray assigned to this replica. wanted: number in the settings. needed: number
-    per stage (compilation.tree.needed_cores), empty without a tree. Raises OptionError if they are
-    too few, or a stage's are not contiguous.
+    given: cores assigned by Ray. wanted: number in the settings. needed: number per stage
+    (compilation.tree.needed_cores), empty without a tree. Raises OptionError if they are too few,
+    or a stage's are not contiguous.
     """
     if len(given) != wanted:
         raise OptionError(

@@ -1,8 +1,8 @@
-"""Choice of a replica for a request: by its session, within limits of load.
+"""Choice of a request's replica by its session, within limits of load.
 
-Ray builds a router in every process that sends requests: in its proxies and replicas. It stops a
-replica after its last request, without telling it, and a realtime session is an endless request.
-The only public sign is the list of running replicas of every router, which loses the replica.
+Ray builds a router in its proxies and replicas. It stops a replica after its last request without
+notice, and a realtime session is an endless request. The only public sign is every router's list of
+running replicas, which loses the replica.
 """
 
 import random
@@ -45,8 +45,8 @@ PRESENCE = Presence()
 class AffinityRouter(ConsistentHashRouter):
     """Ray's consistent hash of a session's id, with two additions.
 
-    A request without an id goes to the less busy of two replicas, as one whose replicas on the ring
-    are all busy (at `max_ongoing_requests`).
+    A request without an id, or whose replicas on the ring are all busy (at `max_ongoing_requests`),
+    goes to the less busy of two replicas.
     """
 
     async def choose_replicas(
@@ -68,7 +68,7 @@ class AffinityRouter(ConsistentHashRouter):
         # By the module's name: Ray may copy this class by value, which shares no globals.
         presence: Presence = import_module(_MODULE).PRESENCE
         if presence.tell({replica.replica_id.unique_id for replica in replicas}):
-            # A replica sends no requests, and needs no queue lengths.
+            # A replica sends no requests: it needs no queue lengths.
             self._replicas = {replica.replica_id: replica for replica in replicas}
         else:
             super().update_replicas(replicas)

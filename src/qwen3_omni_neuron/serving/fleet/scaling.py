@@ -6,9 +6,9 @@ A YAML of Ray Serve names the policy in its autoscaling config:
       policy_function: qwen3_omni_neuron.serving.fleet.scaling:FirstAudioPolicy
       policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
 
-Ray counts open realtime sockets as requests; the policy counts only requests that have or wait for
-a slot. It uses replies per second and the time of a reply when all slots run: a replica with few
-requests answers each sooner, and a fleet shrunk to their number would soon be too slow.
+Ray counts open realtime sockets as requests; the policy counts requests that have or wait for a
+slot. It uses replies per second and a reply's time when all slots run: a replica with few requests
+answers sooner, and a fleet shrunk to their number would soon be too slow.
 """
 
 import math
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 WINDOW_S = 60.0
-PEAK = 2.0  # standard deviations: the load is lower 98 % of the time
+PEAK = 2.0  # standard deviations: 98 % of loads are lower
 SHRINK_MARGIN = 1.25
 # Names of a replica's metrics in Ray's controller.
 SLOTS, REQUESTS, REPLIES = "slots", "requests", "replies_per_s"
@@ -29,11 +29,11 @@ _PREFIX = "qwen3_omni_"
 
 @dataclass(frozen=True)
 class FleetLoad:
-    """Load of all replicas together, as means over the last minute or less.
+    """Load of all replicas together, as means over up to a minute.
 
     requests: number that would run or wait if all slots ran. slots: per replica. service_s,
     first_audio_s: from getting a slot to its release, and to the first sample, if all slots run;
-    first_audio_s is infinite if no reply had speech.
+    first_audio_s is infinite without speech.
     """
 
     requests: float
@@ -47,10 +47,10 @@ class FleetLoad:
         return self.requests + PEAK * math.sqrt(self.requests)
 
     def needed(self, target_s: float) -> int:
-        """Return the fewest replicas whose predicted time to first audio is at most target_s.
+        """Return the fewest replicas with a predicted time to first audio of at most target_s.
 
-        A busy moment's requests beyond the slots wait. If first_audio_s alone is longer, returns
-        the number that gives every request a slot.
+        A busy moment's requests beyond the slots wait. If first_audio_s alone is longer, gives
+        every request a slot.
         """
         wait_s = max(0.0, target_s - self.first_audio_s)
         queue = wait_s / self.service_s if self.service_s else 0.0
@@ -58,10 +58,10 @@ class FleetLoad:
 
 
 def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int) -> int:
-    """Return the number of replicas that should run. replicas: number that run or load now.
+    """Return the wanted number of replicas. replicas: number that run or load now.
 
-    spare: replicas beyond the load's need, since loading takes minutes; also the minimum. A fleet
-    shrinks only to a size that is enough for a quarter more requests.
+    spare: replicas beyond need, since loading takes minutes; also the minimum. A fleet shrinks only
+    to a size that suffices for a quarter more requests.
     """
     grown = load.needed(target_s) + spare
     shrunk = replace(load, requests=SHRINK_MARGIN * load.requests).needed(target_s) + spare
@@ -71,9 +71,9 @@ def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int)
 class FirstAudioPolicy:
     """Autoscaling policy of Ray Serve. It uses the metrics of `ReplicaFigures.read`.
 
-    target_s: target time to first audio, above the time of a reply alone. spare: see
-    replicas_wanted. gain: a replica's throughput with all slots over that with one: 1 if eight
-    requests take eight times as long (`bench.concurrency` measures it).
+    target_s: target time to first audio, above a lone reply's. spare: see replicas_wanted. gain: a
+    replica's throughput with all slots relative to one: 1 if eight requests take eight times as
+    long (`bench.concurrency` measures it).
     """
 
     def __init__(self, target_s: float = 2.0, spare: int = 1, gain: float = 1.0):
@@ -113,10 +113,10 @@ def load_of(
         return math.fsum(metrics.get(name, {}).values())
 
     slots = mean(SLOTS, 1.0)
-    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time added by each other one
+    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that another one adds
     slower = (1 + (slots - 1) * each) / (1 + (mean(AT_ONCE, slots) - 1) * each)
     service_s = mean(SERVICE, 0.0) * slower
-    # Replies per second exclude waiting requests: if many wait, the second number is larger.
+    # Replies per second exclude waiting requests: if many wait, the second is larger.
     requests = max(total(REPLIES) * service_s, total(REQUESTS) + queued)
     return FleetLoad(requests, slots, service_s, mean(FIRST_AUDIO, math.inf) * slower)
 
@@ -124,7 +124,7 @@ def load_of(
 class ReplicaFigures:
     """Metrics of one replica for the policy, from its Prometheus registry.
 
-    Means over the last WINDOW_S; times keep their values while no reply ends in the window.
+    Means over the last WINDOW_S; times keep their values while no reply ends.
     """
 
     def __init__(self, registry: Any, now: Callable[[], float] = time.monotonic):
@@ -133,7 +133,7 @@ class ReplicaFigures:
         self._times: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """Return the metrics by name, in the form of a deployment's record_autoscaling_stats."""
+        """Return the metrics by name, as record_autoscaling_stats of a deployment does."""
         families = self._registry.collect()
         found = {s.name: s.value for f in families for s in f.samples if not s.labels}
         metrics = {name.removeprefix(_PREFIX): value for name, value in found.items()}
@@ -158,8 +158,8 @@ class ReplicaFigures:
     def _grown(self, metrics: dict[str, float]) -> tuple[float, Callable[[str], float]]:
         """Return the seconds since the window's start, and a function of a metric's growth.
 
-        held_s: summed time of all requests in their slots. beside_s: the same sum, each second
-        weighted by the number of running requests.
+        held_s: total time of requests in slots. beside_s: the same, each second weighted by the
+        number of running requests.
         """
         now, used = self._now(), metrics["slots_used"]
         before_s, before = self._seen[-1] if self._seen else (now, metrics)

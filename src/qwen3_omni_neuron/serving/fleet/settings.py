@@ -1,4 +1,4 @@
-"""Settings of an application: the `args` in its YAML, and `serve --ray` that checks and runs it."""
+"""Settings of an application: its YAML's `args`, and `serve --ray`, which checks and runs it."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ from qwen3_omni_neuron.serving.settings import (
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
-# Options of a load by their names in `args`. Ray assigns the cores.
+# Load options by their names in `args`. Ray assigns the cores.
 _LOAD = {
     one.flag[2:].replace("-", "_"): name
     for name, one in LOAD_OPTIONS.items()
@@ -40,7 +40,7 @@ _LOAD = {
 
 @dataclass(frozen=True)
 class FleetSettings(Limits):
-    """Settings of an application's replicas. load: options of a load, beside the other `args`."""
+    """Settings of an application's replicas. load: load options, beside the other `args`."""
 
     model: str = option(str(SPEAKING_CHECKPOINT), "checkpoint folder or hub id")
     load: LoadOptions = field(default_factory=LoadOptions)
@@ -60,11 +60,11 @@ class FleetSettings(Limits):
 
     @property
     def slots(self) -> int:
-        """Concurrent requests of a replica, as far as known before the model is loaded."""
+        """Concurrent requests of a replica, as known before loading the model."""
         return self.max_concurrency or SLOTS
 
     def server_settings(self) -> ServerSettings:
-        """Return the server's settings, with the API keys read from their file."""
+        """Return the server's settings, with the API keys from their file."""
         keys = () if self.api_keys is None else read_keys(Path(self.api_keys))
         limits = {one.name: getattr(self, one.name) for one in fields(Limits)}
         return ServerSettings(**limits, api_keys=keys)
@@ -109,5 +109,5 @@ def check_config(config: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a Ray cluster: it routes by conversation, and kills at once."""
+    """Return a Ray cluster's environment: it routes by conversation, and kills immediately."""
     return {CALLBACK_VARIABLE: CALLBACK, KILL_VARIABLE: "1", **os.environ}

@@ -1,4 +1,4 @@
-"""Parsing of request bodies: limits of the JSON, unions, and errors of fields."""
+"""Parsing of request bodies: JSON limits, unions, and errors of fields."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
@@ -24,29 +24,29 @@ OTHER_MODELS = (
     *("gpt-", "chatgpt-", "whisper-", "tts-"),
     *("qwen-omni", "qwen2.5-omni", "qwen3-omni", "qwen3.5-omni", "qwen/qwen3-omni"),
 )
-"""Lower-case prefixes of the names of OpenAI's and Qwen's models, which clients send."""
-SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed without a thread
-# More than a prompt of 32,768 tokens holds: an empty message in Qwen's template has 5 tokens.
+"""Lower-case prefixes of the names of OpenAI's and Qwen's models."""
+SMALL_BODY_BYTES = 1 << 12  # smaller bodies without media are parsed without a thread
+# More than fit 32,768 tokens: an empty message in Qwen's template has 5.
 MOST_MESSAGES = 1 << 13
 MOST_TOOLS = 128  # OpenAI's limit
 Body = TypeVar("Body", bound=BaseModel)
-MOST_VALUES = 1 << 17  # commas and openings of lists and objects in a JSON text, also in strings
+MOST_VALUES = 1 << 17  # commas and openings of lists and objects, also in strings
 # A parser takes 40 to 60 ns per escape. Base64 sound has at most 1 in 64 characters ("\/"), and a
-# million escapes are more text than a prompt holds.
+# million escapes exceed any prompt.
 MOST_ESCAPES = 1 << 20
 _STEP_BYTES = 1 << 16
 _CODES = {
     **{"missing": "missing_required_parameter", "type": "invalid_type"},
     "extra_forbidden": UNKNOWN,
 }
-_UNION = "union"  # type of the error of a union that no member fits
+_UNION = "union"  # error type: no member of a union fits
 
 
 class ClientObject(BaseModel):
-    """Base of bodies and of objects in them. A field that is null and unknown is left out.
+    """Base of bodies and their objects. Unknown null fields are left out.
 
-    further: names of additional fields; * for any, in what is sent back, except objects with
-    another role than assistant.
+    further: names of additional fields; *: any, in objects that clients send back, except those
+    with another role than assistant.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -72,13 +72,13 @@ class ClientObject(BaseModel):
 
 
 class OneOf:
-    """Annotation of a union of members that differ in form, and objects in `type`.
+    """Annotation of a union of members that differ in form, or objects in `type`.
 
-    The tags of members are in angle brackets, and left out of the paths of errors.
+    Members' tags are in angle brackets, and left out of errors' paths.
     """
 
     def __init__(self, what: str = "", **by_field: str):
-        """what: the values, for errors. by_field: types to leave out, by a field beside."""
+        """what: the values, for errors. by_field: types to leave out, by a sibling field."""
         self._what, self._by_field = what, by_field
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -103,7 +103,7 @@ class OneOf:
 
 
 def _kinds_of(member: Any) -> tuple[Any, ...]:
-    """Return the form of a member's values, str, list or dict, or the types of its objects."""
+    """Return the form of a member's values (str, list or dict), or its objects' types."""
     inner = get_args(member)[0] if get_origin(member) is Annotated else member
     if inner is str or get_origin(inner) is Literal:
         return (str,)
@@ -165,9 +165,9 @@ def unknown_field(given: BaseModel, name: str, further: Iterable[str]) -> str:
 
 
 def lower_name(**others: str) -> BeforeValidator:
-    """Return a validator of names in any case; other values are left to the field.
+    """Return a validator of names in any case; the field checks other values.
 
-    others: names by the synonyms that clients write.
+    others: names by synonym.
     """
 
     def change(value: Any) -> Any:
@@ -178,7 +178,7 @@ def lower_name(**others: str) -> BeforeValidator:
 
 
 def is_model(name: str, own: str) -> bool:
-    """Return whether a client may use this name of the model. own: its name, beside OTHER_MODELS.
+    """Return whether a client may use this model name. own: its name, beside OTHER_MODELS.
 
     A name may have the provider's prefix: openai/gpt-4o.
     """
@@ -187,7 +187,7 @@ def is_model(name: str, own: str) -> bool:
 
 
 def check_model(service: Service, name: str | None) -> None:
-    """Refuse a request for another model. None: the request names none. Raises ApiError."""
+    """Refuse a request for another model. name: None if not named. Raises ApiError."""
     if name is not None and not is_model(name, service.model.name):
         own = service.model.name
         hint = did_you_mean(name, [own])
@@ -198,8 +198,8 @@ def check_model(service: Service, name: str | None) -> None:
 def read_json(text: bytes, what: str) -> Any:
     """Return the value of a JSON text. what: its name in errors. Raises ApiError.
 
-    A parser holds the interpreter lock, and turns 24 MiB of `[],` into 635 MiB in 1.9 s. So values
-    and escapes are counted before, in steps of a few milliseconds.
+    A parser keeps the interpreter lock, and turns 24 MiB of `[],` into 635 MiB in 1.9 s. So values
+    and escapes are counted first, in steps of a few milliseconds.
     """
     values = escapes = 0
     for at in range(0, len(text), _STEP_BYTES):

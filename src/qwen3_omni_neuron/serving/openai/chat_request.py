@@ -32,21 +32,21 @@ from qwen3_omni_neuron.serving.openai.grammar_fields import grammar_of
 from qwen3_omni_neuron.serving.openai.openapi import with_item_fields
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
-# Options of a request that have no OpenAI field and that the server does not set.
+# Request options without an OpenAI field that the server does not set.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "literal_text"),
     *("top_logprobs", "owner"),
 }
-MOST_PICTURES = 768  # frames of a video of pictures, as the processor samples of a file
+MOST_PICTURES = 768  # frames of a video of pictures, as sampled from a file
 Json = dict[str, Any]
 ReadMedia = Callable[[Mapping[str, Any], str], Json]
 """Function (part, where) that turns a part's medium into an API item. Raises ApiError."""
 Transcript = Callable[[str], str | None]
-"""Function that returns an earlier spoken reply's text by its id."""
+"""Function (id) -> an earlier spoken reply's text."""
 
 _OF_OMNI = "of vllm-omni's clients"
 _PARTS = names_in(CHAT, "messages[].content[]")
-# Fields of vllm-omni's sampling of its stages, and the options of a request.
+# vllm-omni's sampling fields of its stages, and request options.
 _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 _STAGES: Sequence[Mapping[str, str]] = (
     {name: f"thinker_{name}" for name in _SAMPLING}
@@ -79,7 +79,7 @@ class RefusalPart(ClientObject):
 
 
 class MediaObject(ClientObject):
-    """Base of parts with a medium, and of objects in them: MediaReader checks further fields."""
+    """Base of parts with a medium, and their objects: MediaReader checks further fields."""
 
     further = ("*",)
 
@@ -100,7 +100,7 @@ class InputAudioPart(MediaObject):
 
 
 class MediaUrl(MediaObject):
-    """A data URL, or one of a host that the server was told. It may have the part's fields."""
+    """A data URL, or one of an allowed host. It may have the part's fields."""
 
     url: str
 
@@ -289,12 +289,12 @@ class StreamOptions(ClientObject):
 
 
 def in_space(space: str | None, name: str) -> str:
-    """Return the name that the model sees of a function in a namespace."""
+    """Return the model's name for a function in a namespace."""
     return name if space is None else f"{space.rstrip('_')}__{name}"
 
 
 def _named_in(space: str, tool: Mapping[str, Any], names: dict[str, tuple[str, str]]) -> Json:
-    """Return a tool, flat or with a function, by its name in a namespace, and note that name."""
+    """Return a tool, flat or with a function, renamed for its namespace; note the name."""
     inner = tool.get("function")
     if isinstance(inner, Mapping):
         return {**tool, "function": _named_in(space, inner, names)}
@@ -306,7 +306,7 @@ def _named_in(space: str, tool: Mapping[str, Any], names: dict[str, tuple[str, s
 
 
 class TextRequest(ClientObject):
-    """Fields that all endpoints of text have alike."""
+    """Fields common to all text endpoints."""
 
     model: str | None = None
     stream: bool | None = None
@@ -319,12 +319,12 @@ class TextRequest(ClientObject):
 
     @property
     def skipped(self) -> Sequence[str]:
-        """Types of the skipped tools: only their client, or OpenAI, could run them."""
+        """Types of skipped tools, which only their client or OpenAI could run."""
         return self._skipped
 
     @property
     def in_spaces(self) -> Mapping[str, tuple[str, str]]:
-        """Namespace and name there of functions in namespaces, by the names that the model sees."""
+        """Namespaces and names of functions in namespaces, by the model's name for them."""
         return self._in_spaces
 
     @model_validator(mode="wrap")
@@ -438,9 +438,9 @@ def request_options(
 def text_options(
     wanted: TextRequest, names: frozenset[str], given: Mapping[str, Any], thinks: bool
 ) -> Json:
-    """Return the options for the common fields of text endpoints. Raises ApiError.
+    """Return the options for text endpoints' common fields. Raises ApiError.
 
-    names: options that it may have by their own names. given: options by other fields.
+    names: options allowed by their own names. given: options from other fields.
     """
     extra = wanted.model_extra or {}
     options = {**engine_options(extra, thinks), **given}
@@ -489,7 +489,7 @@ def _stage_options(wanted: ChatRequest) -> Json:
 
 
 def item_fields(wanted: ChatRequest) -> Json:
-    """Return the checked fields of all images and videos of a request. Raises ApiError."""
+    """Return the checked fields of a request's images and videos. Raises ApiError."""
 
     def refusal(message: str, name: str | None) -> ApiError:
         return wrong_value(message, f"{where}.{name}" if name else where)
@@ -561,7 +561,7 @@ def _message(message: Message, where: str, read_media: ReadMedia, transcript: Tr
 
 
 def _check_message(message: Message, where: str) -> None:
-    """Refuse a message's unknown fields, except those of a reply that is sent back."""
+    """Refuse a message's unknown fields, except in a reply that is sent back."""
     name = ""
     if message.role != "assistant":
         found = [n for n in ("refusal", "tool_calls", "audio") if getattr(message, n)]

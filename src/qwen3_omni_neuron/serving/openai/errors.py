@@ -1,4 +1,4 @@
-"""Errors in the format of OpenAI's API: a status, and a body with advice."""
+"""Errors in OpenAI's format: a status, and a body with advice."""
 
 import json
 import re
@@ -45,7 +45,7 @@ UNKNOWN = "unknown_parameter"
 class ApiError(Exception):
     """A refusal or failure with an HTTP status.
 
-    code: short name for programs. param: wrong field of the request. retry_after_s: seconds after
+    code: short name for programs. param: the request's wrong field. retry_after_s: seconds after
     which the request may succeed; None: never.
     """
 
@@ -90,8 +90,8 @@ def wrong_value(message: str, param: str | None, code: str = "invalid_value") ->
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     """Return the client's error for one of the package's errors.
 
-    param: request field with the model's input, or the path or option with which the message
-    begins, such as messages[0].content[1].
+    param: request field with the model's input, or the path or option at the message's beginning,
+    such as messages[0].content[1].
     """
     if isinstance(error, ApiError):
         return error
@@ -104,7 +104,7 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
             field = found[0][:200] if found else field
             return ApiError(status, text, code, field, RETRY_S if status in (429, 503) else None)
     if isinstance(error, EngineDiedError | ClosedError):
-        # The message has process ids and a dying process's output: for the log.
+        # The message has process ids and output for the log.
         message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     if isinstance(error, RuntimeError) and text == "can't start new thread":

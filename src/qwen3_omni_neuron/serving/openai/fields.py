@@ -1,7 +1,7 @@
-"""Fields of bodies: those that clients send beside a body's own, and as options of a request.
+"""Fields that clients send beside a body's own, and as request options.
 
-One table for all endpoints: each is an option, has no effect, or is refused except for the value
-that changes nothing, as null everywhere. docs/serving.md has it, too.
+One table for all endpoints: each is an option, has no effect, or is refused except for null and a
+value without effect. docs/serving.md has it, too.
 """
 
 import re
@@ -24,7 +24,7 @@ INPUT_ITEMS = f"{RESPONSE}/input_items"
 SPEECH, TRANSCRIPTIONS = "/v1/audio/speech", "/v1/audio/transcriptions"
 REALTIME, ITEM = "/v1/realtime", "conversation.item.create"  # the socket, and an event of it
 LOGPROBS = "message.output_text.logprobs"
-"""Parts of its text that a response may include."""
+"""Log-probabilities that a response may include."""
 
 HONOURED_AS: Mapping[str, str] = {
     "top_k": "thinker_top_k",
@@ -53,7 +53,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "priority": (0, ""),
     **{"functions": ([], "tools"), "function_call": (None, "tool_choice")},
 }
-"""Fields of these engines and of chat: the only value, and what to use instead."""
+"""Fields of these engines and of chat: their only value, and what to use instead."""
 
 GRAMMAR_FIELDS: Mapping[str, str] = {
     **{"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"},
@@ -130,12 +130,12 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     },
     ITEM: {"": "object status *", "content[]": "id index format annotations logprobs"},
 }
-"""By path or event, and by a field's object: names of fields without effect.
+"""Names of fields without effect, by path or event, and by object.
 
 [] stands after a list, [0] for its first item, and * for additional fields of an object that
 clients send back.
 """
-# Values that request nothing, beside null, what is empty, and the server's own model.
+# Values that request nothing, beside null, empty values, and the server's model.
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("metadata", "store", "return_stage_metrics", "include_obfuscation"), False),
     **{"service_tier": "auto", "verbosity": "medium", "language": "unknown"},
@@ -146,7 +146,7 @@ _NOTHING: Mapping[str, Any] = {
 
 @cache
 def names_in(path: str, where: str) -> frozenset[str]:
-    """Return the names of the fields without effect directly in an object, such as messages[].
+    """Return the names of fields without effect directly in an object, such as messages[].
 
     where: "" for the request or item itself.
     """
@@ -154,10 +154,10 @@ def names_in(path: str, where: str) -> frozenset[str]:
 
 
 def sent_without_effect(path: str, given: Any, model: str, where: str = "") -> Iterator[str]:
-    """Yield the names of a client's fields without effect, each as often as it occurs.
+    """Yield the names of a client's fields without effect, once per occurrence.
 
-    given: the fields of its request or session, as a mapping or a pydantic model. model: the
-    server's own, which requests nothing. where: name of the object or list.
+    given: fields of its request or session, as a mapping or pydantic model. model: the server's,
+    which requests nothing. where: name of the object or list.
     """
     if isinstance(given, list):
         for number, item in enumerate(given):
@@ -214,7 +214,7 @@ ENGINE_FIELDS: Mapping[str, Any] = {
     _THINKS: {"type": "boolean", "description": "as the checkpoint has it"},
     "thinking": {"type": "object", "description": "type: as the checkpoint does, or auto"},
 }
-"""Schemas of the fields of engines, by name."""
+"""Schemas of engines' fields, by name."""
 
 
 def further_fields(
@@ -222,7 +222,7 @@ def further_fields(
 ) -> dict[str, Any]:
     """Return the schemas of a text body's additional fields, by name.
 
-    path: the endpoint's. options: names of options of a request. refused: see `check_only`.
+    path: the endpoint's. options: names of request options. refused: see `check_only`.
     """
     return {
         **schemas_of_options(options),
@@ -238,25 +238,25 @@ OTHER_VOICES: Mapping[str, str] = {
     **dict.fromkeys(("ballad", "echo", "fable", "verse"), "Aiden"),
     **dict.fromkeys(("cherry", "serena", "tina"), "Chelsie"),
 }
-"""OpenAI's and DashScope's voices, and the released checkpoint's voices in their place."""
+"""The released checkpoint's voices by OpenAI's and DashScope's."""
 
 
 def _name(given: Any) -> Any:
-    """Return the name in a voice object, and anything else unchanged."""
+    """Return the name in a voice object, or another value unchanged."""
     return given["id"] if isinstance(given, Mapping) and set(given) == {"id"} else given
 
 
 VoiceName = Annotated[str, BeforeValidator(_name, json_schema_input_type=str | dict[str, str])]
-"""Field with a voice's name, or an object with it as the id."""
+"""Field with a voice's name, or an object with the name as its id."""
 
 
 class Voices:
-    """Names of a model's voices. A checkpoint without a talker has none, and only writes text."""
+    """Names of a model's voices, none without a talker."""
 
     def __init__(self, names: tuple[str, ...], aliases: Sequence[str] = ()):
         """aliases: NAME=VOICE, which precede OTHER_VOICES, as in ServerSettings.
 
-        Raises OptionError for an alias of a voice that the model lacks.
+        Raises OptionError if the model lacks the voice.
         """
         self.names = names
         own = {name.lower(): name for name in names}
@@ -294,17 +294,17 @@ class Voices:
 
 
 def seed_of(given: Any) -> Any:
-    """Return this API's seed for OpenAI's, which may be negative; other values unchanged."""
+    """Return our seed for OpenAI's, which may be negative; other values unchanged."""
     if isinstance(given, int) and -LARGEST_SEED - 1 <= given < 0:
         return given + LARGEST_SEED + 1
     return given
 
 
 def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """Return the options of a request for the fields of engines. Raises ApiError.
+    """Return the request options for engines' fields. Raises ApiError.
 
-    given: additional fields of a body; others are ignored. thinks: the checkpoint's template lets a
-    reply begin with reasoning.
+    given: additional fields of a body; others are ignored. thinks: replies may begin with
+    reasoning.
     """
     check_only(given, REFUSED)
     asked = {name: given[name] for name in HONOURED_AS if given.get(name) is not None}
@@ -329,9 +329,9 @@ def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
 
 
 def check_only(given: Mapping[str, Any], table: Mapping[str, tuple[Any, str]]) -> None:
-    """Refuse values of fields that only allow one. Raises ApiError.
+    """Refuse other values of fields that allow only one. Raises ApiError.
 
-    table: by the field's name, that value, and what to use instead.
+    table: that value, and what to use instead, by field.
     """
     for name, (only, instead) in table.items():
         value = given.get(name)
@@ -353,10 +353,10 @@ def _option(name: str, value: Any) -> Any:
 
 
 def check_lengths(options: Mapping[str, Any]) -> None:
-    """Refuse lengths that contradict other options, by their fields' names. Raises ApiError."""
+    """Refuse lengths that contradict other options. Raises ApiError."""
     least = options.get("thinker_min_new_tokens", 0)
     most = options.get("thinker_max_new_tokens", RequestOptions.thinker_max_new_tokens)
-    # Options of vllm-omni's lists are not checked yet: the API refuses wrong types.
+    # vllm-omni's lists are not yet checked: the API refuses wrong types.
     if all(isinstance(one, int | float) for one in (least, most)) and least > most:
         message = f"min_tokens is {least}, more than the limit of the text, {most}. Lower it."
         raise wrong_value(message, "min_tokens")
@@ -367,14 +367,14 @@ def check_lengths(options: Mapping[str, Any]) -> None:
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:
-    """Return whether these options may give a grammar to compile."""
+    """Return whether these options may need a grammar."""
     return any(options.get(name) for name in ("tools", "tool_choice", "grammar"))
 
 
 def bounded_options(
     given: Mapping[str, Any], settings: ServerSettings, owner: str
 ) -> dict[str, Any]:
-    """Return a request's options, limited to the server's deadlines and the owner's KV rows."""
+    """Return options limited to the server's deadlines and the owner's KV rows."""
     options = {**given, "owner": owner}
     if "seed" in options:
         options["seed"] = seed_of(options["seed"])
@@ -382,7 +382,7 @@ def bounded_options(
         seconds = options.get(name)
         if isinstance(seconds, int | float):
             options[name] = min(seconds, settings.request_timeout_s)
-    # KV rows are not shared between keys: a fast first token would reveal others' requests.
+    # Keys share no KV rows: a fast first token would reveal others' requests.
     cache_key = options.get("cache_key")
     if settings.api_keys and (cache_key is None or isinstance(cache_key, str)):
         options["cache_key"] = f"{owner} {cache_key or ''}"

@@ -1,4 +1,4 @@
-"""Parts of the OpenAPI document, and advice for paths that are not in it."""
+"""Parts of the OpenAPI document, and advice for unknown paths."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_origin
@@ -21,7 +21,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/audio/transcriptions": {"file": "speech.wav", "response_format": "text"},
     "/v1/realtime/client_secrets": {"expires_after": {"anchor": "created_at", "seconds": 600}},
 }
-"""Body of a request by its path; a form names a file of its sender."""
+"""Example bodies by path; a form names a file of its sender."""
 
 
 class Problem(BaseModel):
@@ -56,10 +56,10 @@ def takes_query(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def takes_form(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """Return a route's multipart body and errors. file: its file's name."""
+    """Return a route's multipart body and errors. file: the file's field."""
     schema = _schema(model)
     fields = schema.pop("properties")
-    # Lists have names with brackets, as OpenAI's clients write them.
+    # Lists' names have brackets, as OpenAI's clients write them.
     named = {n + "[]" if f.get("type") == "array" else n: f for n, f in fields.items()}
     schema["properties"] = {file: {"type": "string", "format": "binary"}, **named}
     schema["required"] = [file, *schema.get("required", ())]

@@ -1,6 +1,6 @@
-"""Parts of an answer: ids, the reply's text split into kinds, log-probabilities, usage.
+"""Parts of an answer: ids, kinds of text, log-probabilities, usage.
 
-Audio tokens are those of the prompt's sound, and the frames of the reply's speech.
+Audio tokens are the prompt's sound tokens, and the frames of the reply's speech.
 """
 
 import itertools
@@ -19,14 +19,13 @@ Json = dict[str, Any]
 _KEY = secrets.token_bytes(32)
 _numbers = itertools.count()
 PUBLIC_ID_BYTES = 16
-"""Bytes of an id that alone authorises a client where nobody has a key."""
+"""Bytes of an id that alone authorises a client if nobody has a key."""
 
 
 def new_id(prefix: str, size: int = 12) -> str:
     """Return an unguessable id with a digest of `size` bytes. Thread-safe.
 
-    Reading the system's random bytes would release the GIL, and the event loop would wait to get it
-    back.
+    Reading the system's random bytes would release the GIL, for which the event loop would wait.
     """
     number = next(_numbers).to_bytes(8, "little")
     return prefix + blake2b(number, digest_size=size, key=_KEY).hexdigest()
@@ -49,7 +48,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Call:
-    """Tool call. arguments: JSON text, cut off where the reply's limit was reached."""
+    """Tool call. arguments: JSON text, truncated at the reply's limit."""
 
     id: str
     name: str
@@ -58,7 +57,7 @@ class Call:
 
 
 ReplyPart = Reasoning | Content | Call
-# A call up to its arguments: its name in JSON, and the rest of the text.
+# A call up to its arguments: name in JSON, and the remaining text.
 _BEGUN = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(\S.*)', re.DOTALL
 )
@@ -67,12 +66,12 @@ _BEGUN = re.compile(
 class ReplyText:
     """Splitter of one reply. thinks: it begins with reasoning. takes_calls: it may call tools.
 
-    reasons: whether the reasoning has not ended yet.
+    reasons: the reasoning has not ended.
     """
 
     def __init__(self, thinks: bool, takes_calls: bool):
         self.reasons, self._takes_calls = thinks, takes_calls
-        # Templates put blank lines between the answer and reasoning or calls before it.
+        # Templates put blank lines between reasoning or calls and the answer.
         self._strip = thinks or takes_calls
         self._call: CallText | None = None  # the reply is in a call
         self._held = ""
@@ -83,10 +82,10 @@ class ReplyText:
         return self._split(last=False)
 
     def finish(self, *, at_limit: bool) -> list[ReplyPart]:
-        """Return the remaining parts at the end of the reply. Raises ToolCallError, as push.
+        """Return the remaining parts at the reply's end. Raises ToolCallError.
 
-        at_limit: the reply reached its limit; its last part may be a call cut off in its arguments.
-        A stop string in a call ends the reply before that call.
+        at_limit: the reply reached its limit; its last part may be a call with truncated arguments.
+        A stop string in a call ends the reply before it.
         """
         return self._split(last=True, tells_cut=at_limit)
 
@@ -131,9 +130,9 @@ class ReplyText:
 
 
 def _cut_call(body: str) -> list[Call]:
-    """Return the call that a limit cut off, in a list; none before its arguments.
+    """Return a call truncated by a limit, in a list; none before its arguments.
 
-    Clients would take a call without arguments as complete.
+    Clients would treat a call without arguments as complete.
     """
     begun = _BEGUN.match(body)
     if begun is None:
@@ -174,7 +173,7 @@ def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
 
 
 def running_usage(prompt_tokens: int, made: int) -> Json:
-    """Return the usage of an answer so far. made: its tokens and frames."""
+    """Return an answer's usage so far. made: its tokens and frames."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": made,
@@ -183,7 +182,7 @@ def running_usage(prompt_tokens: int, made: int) -> Json:
 
 
 def completion_usage(timings: Timings, echoed: int = 0) -> Json:
-    """Return the usage of a continued raw prompt. echoed: the prompt's tokens in the reply."""
+    """Return a raw prompt's usage. echoed: the prompt's tokens in the reply."""
     usage = running_usage(timings.prompt_tokens + echoed, timings.text_tokens - echoed)
     return usage | {"prompt_tokens_details": {"cached_tokens": timings.reused_tokens}}
 
@@ -213,7 +212,7 @@ def realtime_usage(timings: Timings) -> Json:
 
 
 def speech_usage(timings: Timings) -> Json:
-    """Return the usage of a spoken text: its tokens, and the frames of its speech."""
+    """Return the usage of a spoken text."""
     return {
         "input_tokens": timings.text_tokens,
         "output_tokens": timings.frames,
@@ -241,10 +240,9 @@ def duration_usage(seconds: float) -> Json:
 
 
 def logprob_entries(delta: TextDelta) -> list[Json]:
-    """Return the log-probability of a part of a transcript, in a list; none without text.
+    """Return the log-probability of a transcript's part, in a list; none without text.
 
-    Tokens that only together spell a character are one entry, with the sum of their
-    log-probabilities.
+    Tokens that together spell a character are one entry, with summed log-probabilities.
     """
     if not delta.text or not delta.logprobs:
         return []
@@ -253,9 +251,9 @@ def logprob_entries(delta: TextDelta) -> list[Json]:
 
 
 def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json]:
-    """Return the log-probability of each token of a delta, in the form of chat completions.
+    """Return the log-probabilities of a delta's tokens, in the form of chat completions.
 
-    spell: returns a token's bytes, or None if it is no text.
+    spell: returns a token's bytes, or None if it is not text.
     """
     if not delta.text:
         return []
@@ -272,7 +270,7 @@ def token_logprobs(delta: TextDelta, spell: Callable[[int], bytes]) -> list[Json
 def text_logprobs(
     result: SpeechResult, first: Sequence[int], spell: Callable[[int], bytes]
 ) -> Json:
-    """Return the log-probabilities of a completion's tokens. first: tokens before, without any."""
+    """Return the log-probabilities of a completion's tokens. first: earlier tokens without any."""
     token_ids = [*first, *result.token_ids]
     told = zip(token_ids[len(first) :], result.logprobs, result.top_logprobs, strict=True)
     entries = [

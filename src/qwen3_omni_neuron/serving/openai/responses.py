@@ -44,7 +44,7 @@ NO_TOOLS = (
 
 
 def must(fit: Callable[[Any], bool], why: str) -> AfterValidator:
-    """Return a validator that refuses an unfitting value with a sentence."""
+    """Return a validator that refuses other values with a sentence."""
 
     def check(value: Any) -> Any:
         if not fit(value):
@@ -132,17 +132,17 @@ class CallOutput(ClientObject):
 
 
 class EarlierReasoning(ClientObject):
-    """Reasoning of an earlier response, which the model does not get again."""
+    """Reasoning of an earlier response, which the model does not read."""
 
     further = _ITEMS
     type: Literal["reasoning"]
 
 
 class ItemReference(ClientObject):
-    """Id of an item of an earlier response, which is kept here."""
+    """Id of a stored item of an earlier response."""
 
     type: Literal["item_reference"] | None = "item_reference"
-    item_id: str = Field(alias="id")  # other items have an id without effect
+    item_id: str = Field(alias="id")  # other items' ids have no effect
 
 
 InputItem = Annotated[
@@ -212,7 +212,7 @@ class ResponseQuery(ClientObject):
 class ItemsQuery(ClientObject):
     """Query of GET /v1/responses/ID/input_items. include: without effect.
 
-    after: id of the item before the first one of the page. order: the conversation's, or reversed.
+    after: id of the item before the page. order: the conversation's, or reversed.
     """
 
     model_config = ConfigDict(strict=False)
@@ -223,7 +223,7 @@ class ItemsQuery(ClientObject):
 
 
 def fields_of_query(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the fields of a query. Its list, include, is sent as include or include[]."""
+    """Return a query's fields. Clients send the list as include or include[]."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name.removesuffix("[]") == "include":
@@ -267,14 +267,14 @@ class ResponseRequest(chat.TextRequest):
 
     @property
     def names_earlier(self) -> bool:
-        """True where it names an earlier response, or an item of one."""
+        """True if it names an earlier response, or an item of one."""
         return self.previous_response_id is not None or any(
             isinstance(item, ItemReference) for item in self.items
         )
 
 
 def check_response_request(asked: ResponseRequest) -> None:
-    """Refuse fields of other paths or of OpenAI alone. Raises ApiError."""
+    """Refuse fields of other paths or only of OpenAI. Raises ApiError."""
     check_only(asked.model_extra or {}, REFUSED_IN_RESPONSES)
     if asked.top_logprobs and LOGPROBS not in (asked.include or ()):
         raise wrong_value(f"top_logprobs needs include: [{LOGPROBS}].", "top_logprobs")
@@ -283,9 +283,9 @@ def check_response_request(asked: ResponseRequest) -> None:
 def chat_request_of(
     asked: ResponseRequest, items: Iterable[tuple[str, InputItem]], context_length: int
 ) -> tuple[chat.ChatRequest, list[str]]:
-    """Return a chat request, and the names of its messages for errors. Raises ApiError.
+    """Return a chat request, and its messages' names for errors. Raises ApiError.
 
-    items: the whole conversation's by name, without references.
+    items: the whole conversation's, by name, without references.
     """
     messages, names = list[chat.Message](), list[str]()
     if asked.instructions:
@@ -334,7 +334,7 @@ def chat_request_of(
 
 
 def _message(item: InputItem, before: Sequence[chat.Message]) -> chat.Message | None:
-    """Return an item as a message, None if it has none or is added to the last one before it."""
+    """Return an item as a message; None without one, or if the last one gets it."""
     made = chat.Message.model_construct  # the items are validated
     if isinstance(item, InputMessage):
         return made(role=item.role, content=item.content)
@@ -366,7 +366,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 class OutputItems:
     """Items of one response: a text, reasoning or call each, in the order of the reply.
 
-    items: all items so far, in OpenAI's form; the last one may be in progress.
+    items: so far, in OpenAI's form; the last one may be in progress.
     """
 
     def __init__(self, in_spaces: Mapping[str, tuple[str, str]]):
@@ -395,7 +395,7 @@ class OutputItems:
     def finish(self, status: str) -> Iterator[ResponseEvent]:
         """End the last item with a status. Yields its events.
 
-        A reply without text and call is a message without text: clients expect one.
+        A reply without text and call is an empty message: clients expect one.
         """
         if all(item["type"] == "reasoning" for item in self.items) and self._open != "message":
             yield from self.end()
@@ -452,14 +452,14 @@ class OutputItems:
 
 
 def sent_back(item: Json) -> Json:
-    """Return an item for a later turn: without log-probabilities, which may be long."""
+    """Return an item for a later turn: without long log-probabilities."""
     if item["type"] != "message":
         return item
     return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
 
 
 def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
-    """Return an input's items in JSON by their ids: the client's, unless repeated."""
+    """Return an input's items in JSON by id: the client's, unless repeated."""
     made = dict[str, bytes]()
     for item in items:
         pause()
@@ -471,9 +471,9 @@ def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
 
 
 def newly_listed(earlier: Mapping[str, bytes], items: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a turn's items that a list of its conversation lacks, by ids there.
+    """Return a turn's items that its conversation's list lacks, by their ids there.
 
-    A repeated item is left out; another one with the same id gets a new id.
+    Omits repeated items; another item with the same id gets a new one.
     """
     made = dict[str, bytes]()
     for own, content in items.items():
@@ -490,7 +490,7 @@ def newly_listed(earlier: Mapping[str, bytes], items: Mapping[str, bytes]) -> di
 
 
 def listed(name: str, content: bytes) -> Json:
-    """Return an item in a list's form: with its id there, type, status and parts."""
+    """Return an item in a list's form, with id, type, status and parts."""
     made = {"type": "message", "status": "completed", **from_json(content), "id": name}
     said = made.get("content")
     if isinstance(said, str):
@@ -500,7 +500,7 @@ def listed(name: str, content: bytes) -> Json:
 
 
 def _said(content: bytes) -> Json:
-    """Return an item's content, without fields that clients leave out or add."""
+    """Return an item's content, without fields that clients omit or add."""
     item = listed("", content)
     said = {name: item.get(name) for name in _SAID}
     if isinstance(said["content"], list):
@@ -521,7 +521,7 @@ def _item_id(kind: str) -> str:
 
 
 def _in_event(logprob: Json) -> Json:
-    """Return a token's log-probability in the form of events: without the token's bytes."""
+    """Return a token's log-probability for events: without its bytes."""
     bare = {"token": logprob["token"], "logprob": logprob["logprob"]}
     if "top_logprobs" in logprob:
         bare["top_logprobs"] = [_in_event(other) for other in logprob["top_logprobs"]]

@@ -64,7 +64,7 @@ class Resampler:
         self._stream: Any = None
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
-        """Return the samples that a piece completes; with the last piece, all."""
+        """Return the samples completed by a piece; with the last piece, all."""
         from_rate, to_rate = self._rates
         if from_rate == to_rate:
             return samples
@@ -80,7 +80,7 @@ class Resampler:
         return made
 
     def finish(self) -> Samples:
-        """Return the remaining samples, and begin a new stream."""
+        """Return the remaining samples, and restart."""
         return self.push(_EMPTY, last=True)
 
 

@@ -1,4 +1,4 @@
-"""Events of DashScope, Qwen's own service, <-> OpenAI's: flat sessions and other names."""
+"""Events of DashScope, Qwen's service, <-> OpenAI's: flat sessions, other names."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -22,7 +22,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     name: (f"thinker_{name}",)
     for name in ("temperature", "top_p", "top_k", "repetition_penalty", "presence_penalty")
 }
-"""Places in OpenAI's session of names in a flat session."""
+"""Places of a flat session's names in OpenAI's."""
 _TURNED_OFF = ("input_audio_transcription", "turn_detection")  # by null, elsewhere absence
 _OF_RESPONSES = ("modalities", "voice", "output_audio_format")  # shown in a response
 # For both pcm and pcm16.
@@ -46,7 +46,7 @@ def heard(event: Json) -> Json:
 
 
 def told(kind: str, fields: Json) -> tuple[str, Json] | None:
-    """Return a server event with DashScope's names; None if it has no such event."""
+    """Return a server event with DashScope's names, or None if it lacks the event."""
     if kind == "conversation.item.done":
         return None
     if kind == "conversation.item.added":
@@ -91,7 +91,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _out_of_function(given: Any) -> Any:
-    """Return a tool, or a tool choice, without the object `function` around its fields."""
+    """Return a tool or tool choice without the object `function` around its fields."""
     inner = given.get("function") if isinstance(given, dict) else None
     return {"type": given.get("type"), **inner} if isinstance(inner, dict) else given
 

@@ -1,4 +1,4 @@
-"""Events of OpenAI's Realtime API, and the connection that carries a session's."""
+"""Events of OpenAI's Realtime API, and a session's connection."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ _FURTHER = names_in(ITEM, "") - {"*"}  # additional fields of a client's items
 
 
 class ContentPart(ClientObject):
-    """Part of a message's content: text, sound or an image with its fields, by its type."""
+    """Part of a message: text, sound or an image with its fields, by type."""
 
     type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
     text: str | None = None
@@ -37,7 +37,7 @@ class ContentPart(ClientObject):
     image_url: str | None = None
 
     def may_have(self) -> Collection[str]:
-        """Return the names of the further fields; MediaReader checks those of an image."""
+        """Return the names of further fields; MediaReader checks an image's."""
         return ("*",) if self.type == "input_image" else names_in(ITEM, "content[]")
 
 
@@ -103,7 +103,7 @@ class Append(_Event):
 class Signal(_Event):
     """Event without fields.
 
-    session.finish: DashScope's clients ask for session.finished once no response is made any more.
+    session.finish: DashScope's clients ask for session.finished once no response is generated.
     output_audio_buffer.clear: the client has stopped playback.
     """
 
@@ -116,7 +116,7 @@ class Signal(_Event):
 
 
 class ItemCreate(_Event):
-    """Put an item into the conversation."""
+    """Add an item to the conversation."""
 
     type: Literal["conversation.item.create"]
     previous_item_id: Id | None = None
@@ -124,7 +124,7 @@ class ItemCreate(_Event):
 
 
 class ItemNamed(_Event):
-    """Ask for an item, its sound included, or remove it from the conversation."""
+    """Ask for an item with its sound, or remove it from the conversation."""
 
     type: Literal["conversation.item.retrieve", "conversation.item.delete"]
     item_id: Id
@@ -167,7 +167,7 @@ _ITEMS: TypeAdapter[list[Item | ItemReference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | ItemReference, OneOf()]]
 )
 _LARGE = 1 << 18  # characters in strings
-_VALUE = 1 << 6  # characters that take as long to write as a value of a list or object
+_VALUE = 1 << 6  # characters that take as long as a value of a list or object
 _EVENTS: Mapping[str, type[ClientEvent]] = {
     name: kind
     for kind in get_args(ClientEvent)
@@ -210,7 +210,7 @@ def read_items(given: Any) -> list[Item | ItemReference]:
 
 
 def wrong_field(error: ValidationError, before: str = "") -> ApiError:
-    """Return the error of the first wrong field. before: as of `first_wrong`."""
+    """Return the first wrong field's error. before: see `first_wrong`."""
     return refused_field(error, before, "the event", "docs/realtime.md")
 
 
@@ -218,7 +218,7 @@ def wrong_field(error: ValidationError, before: str = "") -> ApiError:
 class Base64:
     """Base64 of an event, copied into its JSON.
 
-    json.dumps would search it for escapes: 25 ms without the GIL for ten minutes of sound.
+    json.dumps would search it for escapes: 25 ms for ten minutes of sound.
     """
 
     text: str
@@ -258,8 +258,8 @@ def server_event(kind: str, **fields: Any) -> str:
 class Connection:
     """Connection of one session, shared by its parts.
 
-    raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client speaks
-    DashScope's events. It must not refer to the session: the cycle would keep its sound until a
+    raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client uses
+    DashScope's events. It must not refer to the session: a cycle would keep its sound until a
     garbage collection.
     """
 

@@ -34,10 +34,10 @@ _LEAST_PIECE = 24  # samples: shorter pieces take as much memory
 
 
 class InputBuffer:
-    """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
+    """Input audio buffer: decodes and resamples sound, detects turns, and appends to the session.
 
-    item_id: the user's current turn. keeps: false if turns are only transcribed, not added to
-    the conversation. Methods that are not async are for the session's thread.
+    item_id: the user's current turn. keeps: false if turns are only transcribed, not added to the
+    conversation. Sync methods are for the session's thread.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class InputBuffer:
         return not self._samples
 
     def set_format(self, form: SoundFormat) -> list[TurnEvent]:
-        """Change the format of the sound that follows. Returns as `push` does."""
+        """Change the format of later sound. Returns like `push`."""
         found = self._take(self._resampler.finish())
         self.codec = codec_of(form.type, form.rate)
         self._resampler = Resampler(self.codec.rate, TURN_RATE)
@@ -75,12 +75,12 @@ class InputBuffer:
     def detect(self, settings: TurnSettings | None) -> None:
         """Replace the settings of turn detection; None: off."""
         if settings is not None and settings.by_meaning:
-            load_judge()  # now, and not in the first turn's pause
+            load_judge()  # not in the first turn's pause
         if settings is None:
             self._detector = None
         elif self._detector is None:
             self._detector = TurnDetector(settings, SileroVad(), at=self._at)
-        else:  # a turn that the user speaks continues
+        else:  # a begun turn continues
             self._detector.settings = settings
 
     def push(self, text: str) -> list[TurnEvent]:
@@ -111,12 +111,12 @@ class InputBuffer:
             self._transcriber.hear(self._transcript, samples)
 
     def expect_speech(self, seconds: float) -> None:
-        """Start the idle timeout, if there is one, after `seconds`."""
+        """Start the idle timeout, if set, after `seconds`."""
         if self._detector is not None:
             self._detector.wait(seconds)
 
     async def commit(self, flush: bool) -> tuple[Turn, TurnTranscript | None]:
-        """End the user's turn, and send its item's events; return it with its transcript.
+        """End the user's turn, send its item's events, and return it with its transcript.
 
         flush: include sound in the resampler and the detector. Raises ApiError.
         """

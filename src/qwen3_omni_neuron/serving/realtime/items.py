@@ -1,4 +1,4 @@
-"""Items of a conversation: the turns of its session as clients see them, by id."""
+"""Items of a conversation: its turns as clients see them, by id."""
 
 import sys
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from qwen3_omni_neuron.session import Session
 ITEM_BYTES = 1024  # bytes counted per item beside its content
 EMPTY_MESSAGE: Json = {"role": "user", "content": ""}
 _MOST_LOGGED = 64  # warnings in a session's log line
-# Fields of a content part by its type, beside those without effect.
+# Fields of a content part by type, beside those without effect.
 _PART_FIELDS = {
     **{"input_text": ("text",), "input_audio": ("audio", "transcript")},
     **{"input_image": ("image_url",), "output_text": ("text",), "output_audio": ("transcript",)},
@@ -75,7 +75,7 @@ def reply_part(spoken: bool, text: str) -> Json:
 
 
 class ConversationItems:
-    """Items of a session: its turns in order, each with the id that its client knows.
+    """Items of a session: its turns in order, with their clients' ids.
 
     A turn's `shown` is the item as clients see it, without a reply's content. account: the
     session's bytes. Coroutines answer clients' events; other methods are for the session's thread.
@@ -87,7 +87,7 @@ class ConversationItems:
         self._connection, self._omni = connection, omni
 
     async def create(self, item: Item, after: str | None, codec: Codec) -> None:
-        """Insert a client's item: at the end, after another one, or after "root"."""
+        """Insert a client's item at the end, after another one, or after "root"."""
         draft, warnings = await self.draft(item, codec)
         try:
             made, before = await self._connection.in_thread(self._insert, draft, after)
@@ -143,7 +143,7 @@ class ConversationItems:
         return turns[at - 1].id if at else None
 
     def input_of(self, given: Sequence[Turn | ItemReference]) -> list[Turn | Reply]:
-        """Return the turns of a response's own input: drafts and references. Raises ApiError."""
+        """Return the turns of a response's own input. Raises ApiError."""
         return [
             self._found(item.id, "response.input")
             if isinstance(item, ItemReference)
@@ -168,7 +168,7 @@ class ConversationItems:
     def settle(self, reply: Reply, text: str, as_it_is: bool) -> None:
         """End a reply's item, unless a client has deleted it.
 
-        text: as sent to clients. as_it_is: False if the reply also has other text, as reasoning.
+        text: as sent to clients. as_it_is: False if the reply has other text, such as reasoning.
         """
         if reply not in self.session.turns:
             return

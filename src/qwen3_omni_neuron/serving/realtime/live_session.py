@@ -1,4 +1,4 @@
-"""Realtime sessions: acceptance, client events in, server events out, until either side ends."""
+"""Realtime sessions: client events in, server events out, until either side ends."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ _CONFIG_COPIES = 4  # a configuration's JSON, objects, options and turns
 
 
 class RealtimeSockets:
-    """ASGI application for all sessions of a server, in one event loop."""
+    """ASGI application for a server's sessions, in one event loop."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -99,7 +99,7 @@ class LiveSession:
     def __init__(
         self, connection: Connection, omni: Qwen3Omni, receive: Receive, kind: SessionType
     ):
-        """kind: the session's type, which its client may change."""
+        """kind: the session's initial type."""
         service = connection.service
         self._connection, self._service, self._receive = connection, service, receive
         self._session = omni.session(literal_text=True)
@@ -108,7 +108,7 @@ class LiveSession:
         self._config = first_config(service.model.name, self._voices, kind)
         self._by_meaning = turn_detector.judges(omni)
         self._config_bytes = 0  # reserved for the configuration
-        self._updated = self._refused = False  # the client's session.update was, once
+        self._updated = self._refused = False  # the client's session.update once was
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
@@ -143,7 +143,7 @@ class LiveSession:
 
     async def _read(self) -> None:
         first = dashscope.FIRST if self._connection.is_dashscope else {}
-        first = merged(first, self._connection.context.session)  # fields of its client's secret
+        first = merged(first, self._connection.context.session)  # from the client's secret
         await self._set(await self._with(first))
         self._updated = False
         await self._show("session.created")
@@ -174,7 +174,7 @@ class LiveSession:
         return call(*given)
 
     async def _watch(self) -> None:
-        """End the session, after an announcement, when its time or the server's is over."""
+        """End the session, after an announcement, when its or the server's time is over."""
         while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
             left_s = self._service.model.sessions_end_in_s
@@ -352,7 +352,7 @@ class LiveSession:
         return ()
 
     async def _pause(self, heard: Samples | None, answers: bool) -> Sequence[TurnEvent]:
-        """Compute the prompt ahead, and meanwhile judge whether the turn is complete.
+        """Prefill ahead, and meanwhile judge whether the turn is complete.
 
         heard: see `Paused`. Returns the turn detector's next events.
         """
@@ -369,7 +369,7 @@ class LiveSession:
         return await self._in_thread(self._input.judged, await judging)
 
     async def _end_turn(self, kind: str, times: dict[str, int], answers: bool) -> None:
-        """Commit the user's turn, and answer it. kind, times: the client event's."""
+        """Commit the user's turn, and answer it. kind, times: of the event to send."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
             turn, transcript = await self._input.commit(flush=False)

@@ -1,4 +1,4 @@
-"""One response: a reply's events as OpenAI's events, in order."""
+"""One response: a reply's events as OpenAI's."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -75,16 +75,16 @@ class Response:
         self._codec = codec_of(form.type, form.rate)
         self._served: ServedStream  # set by `begin`, as is its playback
         self.playback: Playback
-        # Ids of its items in the conversation, after that of the previous item.
+        # Ids of its items in the conversation, after the previous item's.
         self._kept: list[str | None] = [None]
         self._reason: CancelReason | None = None
         thinks = connection.service.model.take().info.thinks
         self._split = ReplyText(thinks, takes_calls)
         self._text_field = "transcript" if spoken else "text"
-        self._output: list[Json] = []  # its items as clients see them; the last one is being sent
+        self._output: list[Json] = []  # its items as clients see them, up to the one being sent
         self._open = False  # True while the last item is an unfinished message
         self._calls = 0
-        self._dropped = False  # True if some text is in no message
+        self._dropped = False  # True if a message lacks some text
         self._settled = False
         changed = spoken and self._speed != 1
         self._tempo = Tempo(self._speed) if changed else None
@@ -115,7 +115,7 @@ class Response:
             await asyncio.wait((self._task,))
 
     def abandon(self, reason: CancelReason = "client_cancelled") -> None:
-        """Cancel the response: generation stops at once, and its last events follow."""
+        """Cancel the response: generation stops, and its last events follow."""
         if self._reason is None and self.running:
             self._reason = reason
             self._served.close()
@@ -132,7 +132,7 @@ class Response:
         await self._settle()
 
     async def _run(self) -> None:
-        """Send its events. The last one is response.done, even after an error."""
+        """Send its events, ending with response.done even after an error."""
         try:
             result, error = await self._attempt(self._read())
             whole = self._reason is None and error is None
@@ -142,7 +142,7 @@ class Response:
             if failure is not None:
                 await self._done(None, failure)
         except ClientGoneError:
-            pass  # the session's reader notices it, too
+            pass  # the session's reader notices it
 
     async def _attempt(
         self, part: Coroutine[Any, Any, Result]
@@ -248,7 +248,7 @@ class Response:
 
     async def _call(self, call: Call) -> None:
         self._calls += 1
-        self._served.muted = True  # a call is not meant to be heard
+        self._served.muted = True  # calls are not spoken
         function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         draft, before = draft_of(CallItem(type="function_call", **function)), None
         if not call.complete:
@@ -283,12 +283,12 @@ class Response:
             await self._connection.send(f"conversation.item.{kind}", **fields)
 
     async def _settle(self) -> None:
-        """Make the conversation's item match the text that clients got."""
+        """Make the conversation's item match the text sent to clients."""
         if self.message is not None:
             await self._connection.in_thread(self._settle_once, self.message)
 
     def _settle_once(self, message: Reply) -> None:
-        """Settle the reply's item: `end` repeats it if the waiting task is cancelled."""
+        """Settle the reply's item; `end` repeats it if the waiting task is cancelled."""
         if self._settled:
             return
         self._settled = True

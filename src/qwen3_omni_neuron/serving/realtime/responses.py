@@ -1,4 +1,4 @@
-"""Responses of a session: one at a time, while the sound of earlier ones may still play."""
+"""Responses of a session: one at a time, while earlier ones' sound may still play."""
 
 import asyncio
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ StartedReply = tuple[ReplyStream, str | None]
 
 
 class Responses:
-    """Responses of one session. draining: the server ends, so none is started."""
+    """Responses of one session. draining: the server ends, so none starts."""
 
     def __init__(self, connection: Connection, items: ConversationItems, input_buffer: InputBuffer):
         self._connection, self._items, self._input = connection, items, input_buffer
@@ -36,7 +36,7 @@ class Responses:
         self._last: Response | None = None
         # Replies whose sound may still play, in order; None: not in the conversation.
         self._spoken: list[tuple[Reply | None, Playback]] = []
-        self._held = ExitStack()  # of the last one until its end: place, own input
+        self._held = ExitStack()  # the last one's place and own input, until its end
 
     @property
     def running(self) -> bool:
@@ -91,7 +91,7 @@ class Responses:
         if last is None or not last.running or response_id not in (None, last.id):
             raise ApiError(
                 400,
-                # LiveKit's client knows the beginning of this message.
+                # LiveKit's client recognises this message's beginning.
                 "Cancellation failed: no such response is being made.",
                 "response_cancel_not_active",
                 "response_id",
@@ -130,7 +130,7 @@ class Responses:
                 await self._items.truncate(reply.shown["id"], 0, heard_ms)
 
     def truncated(self, item_id: str) -> None:
-        """Note that a client stopped playback in an item, which it truncated."""
+        """Note that a client truncated an item, where it stopped playback."""
         ids = [None if reply is None else reply.id for reply, _ in self._spoken]
         if item_id in ids:
             del self._spoken[: ids.index(item_id) + 1]
@@ -176,7 +176,7 @@ class Responses:
         return None if compiling is None else await asyncio.wrap_future(compiling)
 
     async def _begin_in_thread(self, *given: Any) -> StartedReply:
-        """Call `_begin` in the session's thread. Cancelling the task abandons no reply."""
+        """Call `_begin` in the session's thread. Cancelling the task leaves no reply running."""
         future = self._connection.pool.submit(self._connection.in_own_turn, self._begin, *given)
         try:
             return await asyncio.wrap_future(future)

@@ -1,4 +1,4 @@
-"""Configuration of a session and of one response, as clients send and see it."""
+"""Configuration of a session or one response, as clients send and see it."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,13 +22,13 @@ from qwen3_omni_neuron.serving.openai.responses import FlatNamedTool, Metadata
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turn_detector import INSTALL, TurnSettings, can_detect
 
-# Request options beside OpenAI's fields; sessions have no sound of videos.
+# Request options beside OpenAI's fields; sessions lack videos' sound.
 _OPTIONS = {
     option.name: option
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
-# By semantic_vad's eagerness: silence that ends an incomplete turn, or any turn that is not judged.
+# Silence that ends an incomplete or unjudged turn, by semantic_vad's eagerness.
 _LONGEST_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}
 _SILENCE_MS = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 SessionType = Literal["realtime", "transcription"]
@@ -67,7 +67,7 @@ class ServerVad(ClientObject):
 
 
 class SemanticVad(ClientObject):
-    """Turn detection by the server, by what Smart Turn's model hears in a pause."""
+    """Turn detection by the server, with Smart Turn's model judging pauses."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -81,14 +81,14 @@ class SemanticVad(ClientObject):
 
     @property
     def by_silence(self) -> ServerVad:
-        """The detection by silence alone that stands in for this one."""
+        """The detection by silence that replaces this one."""
         same = self.model_dump(include={"create_response", "interrupt_response"})
         silence_ms = _SILENCE_MS[self.eagerness]
         return ServerVad(type="server_vad", silence_duration_ms=silence_ms, **same)
 
 
 class TranscriptionConfig(ClientObject):
-    """Transcription of the user's speech by the model that answers; its fields have no effect."""
+    """Transcription of the user's speech by the answering model; fields have no effect."""
 
     model: str | None = None
     language: str | None = None
@@ -106,7 +106,7 @@ class NoiseReduction(ClientObject):
 
 
 class StoredPrompt(ClientObject):
-    """A prompt that is stored at OpenAI, without effect."""
+    """A prompt stored at OpenAI, without effect."""
 
     id: str
     version: str | None = None
@@ -169,7 +169,7 @@ class _CommonConfig(BaseModel):
 
 
 class SessionConfig(_CommonConfig):
-    """Configuration of a session; one of type transcription has _TRANSCRIBING's fields alone."""
+    """Configuration of a session; type transcription has only _TRANSCRIBING's fields."""
 
     type: SessionType = "realtime"
     model: str
@@ -245,7 +245,7 @@ def first_config(model: str, voices: Voices, kind: SessionType = "realtime") -> 
 
 
 def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
-    """Return a client's fields without tools of type mcp, and the error for these, if any."""
+    """Return a client's fields without tools of type mcp, and the error for these."""
     tools = given.get("tools")
     tools = tools if isinstance(tools, list) else []
     remote = [tool for tool in tools if isinstance(tool, Mapping) and tool.get("type") == "mcp"]
@@ -265,7 +265,7 @@ def updated(
 ) -> SessionConfig:
     """Return a configuration updated by a client's fields. Raises ApiError.
 
-    by_meaning: a turn's end may be judged by meaning; otherwise server_vad replaces it.
+    by_meaning: a turn's end may be judged by meaning; else server_vad replaces that.
     """
     if given.get("type", config.type) == "transcription":
         _check_transcribing(given)
@@ -312,7 +312,7 @@ def response_config(
 ) -> ResponseConfig:
     """Parse a client's configuration of one response. Raises ApiError.
 
-    session: format of the session's sound, which a response's must equal.
+    session: format of the session's sound, also required of the response.
     """
     try:
         config = ResponseConfig.model_validate(given or {})

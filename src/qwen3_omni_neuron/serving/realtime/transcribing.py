@@ -1,4 +1,4 @@
-"""Transcription of the user's turns by the model that answers, window by window."""
+"""Transcription of the user's turns by the answering model, window by window."""
 
 import asyncio
 from contextlib import closing
@@ -27,8 +27,8 @@ class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
     logprobs: None if not requested. sound: for the session's thread until the turn ends. item: None
-    until then. sent, told: characters and log-probabilities sent to the client. counted: the turn
-    counts towards its key's rate.
+    until then. sent, told: characters and log-probabilities sent to the client. counted: towards
+    its key's rate.
     """
 
     item_id: str
@@ -44,10 +44,10 @@ class TurnTranscript:
 
 
 class Transcriber:
-    """Transcriber of one session's turns, while they are spoken, concurrent with its answers.
+    """Transcriber of one session's turns while they are spoken, concurrent with answers.
 
-    A session that only transcribes sends text at once; one that answers waits for the turn's item,
-    which its clients look for.
+    A transcription session sends text immediately; one that answers first awaits the turn's item,
+    which clients look for.
     """
 
     def __init__(self, connection: Connection, account: Account, config: SessionConfig):
@@ -69,7 +69,7 @@ class Transcriber:
         return TurnTranscript(item_id, [] if self.config.include else None)
 
     def hear(self, turn: TurnTranscript, samples: Samples) -> None:
-        """Transcribe a turn's next samples, which are reserved already."""
+        """Transcribe a turn's next samples, whose bytes are reserved."""
         held = turn.sound.held + len(samples)
         for window in self._known(turn, held, turn.sound.push(samples)):
             self._loop.call_soon_threadsafe(self._put, turn, window)
@@ -77,7 +77,7 @@ class Transcriber:
     # The event loop.
 
     def finish(self, turn: TurnTranscript, item: Turn) -> None:
-        """End a turn, whose item is in the conversation."""
+        """End a turn. item: in the conversation."""
         turn.item = item
         if self._ended >= MOST_WAITING:
             self.drop(turn)
@@ -110,7 +110,7 @@ class Transcriber:
         self._waiting.put_nowait((turn, window))
 
     def _known(self, turn: TurnTranscript, held: int, windows: list[Window]) -> list[Window]:
-        """Release silence beside new windows. held: samples of the turn before."""
+        """Release silence beside new windows. held: the turn's earlier samples."""
         silence = held - turn.sound.held - sum(len(window.samples) for window in windows)
         self._account.release(sound_bytes(silence))
         return windows
@@ -134,7 +134,7 @@ class Transcriber:
                 del turn, window
 
     async def _transcribe(self, turn: TurnTranscript, window: Window) -> None:
-        """Transcribe a window in a place of the requests, and a slot."""
+        """Transcribe a window as one of the requests."""
         service, owner = self._connection.service, self._connection.context.owner
         if not turn.counted:
             service.rates.count(owner)

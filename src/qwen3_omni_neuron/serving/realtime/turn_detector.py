@@ -1,7 +1,7 @@
 """Detection of a user's turns: samples in; starts, pauses and ends of speech out.
 
 Silero's model gives the probability of speech in 32 ms; Smart Turn v3.2 judges whether a pausing
-user has said all. Time is counted in samples: the same sound gives the same turns.
+user has finished. Time is counted in samples: the same sound gives the same turns.
 """
 
 import functools
@@ -23,14 +23,14 @@ Samples = NDArray[np.float32]
 RATE = 16000
 FRAME_SAMPLES = 512
 HEARD_SAMPLES = 8 * RATE
-"""Samples of a turn's end that judge whether it is complete."""
+"""Samples of a turn's end, by which it is judged."""
 INSTALL = "pip install 'qwen3-omni-neuron[realtime]'"
 KEPT_SILENCE_MS = 200
-"""Silence after speech that belongs to the turn; the model does not get later silence."""
+"""Silence after speech that belongs to the turn; later silence is dropped."""
 # Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
 _PER_MS = RATE // 1000
-_CONTEXT_SAMPLES = 64  # samples of the previous frame, which Silero's model gets again
+_CONTEXT_SAMPLES = 64  # samples of the previous frame that Silero's model gets again
 _COMPLETE = 0.5  # least probability of a complete turn
 _VARIANCE = 1e-7  # avoids division by zero in silence
 # Packages, and their model files.
@@ -68,7 +68,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Paused:
-    """The user may have ended. heard: last HEARD_SAMPLES, to judge; None: no judgement."""
+    """The user may have ended. heard: last HEARD_SAMPLES to judge; None: don't."""
 
     heard: Samples | None = None
 
@@ -95,7 +95,7 @@ class TurnDetector:
     """Detector of one stream's turns.
 
     settings: may be replaced at any time. score: returns the next frame's probability of speech. By
-    meaning, each pause is judged once, and later sound waits for `judged`.
+    meaning, each pause is judged once; later sound waits for `judged`.
     """
 
     def __init__(self, settings: TurnSettings, score: Callable[[Samples], float], at: int = 0):
@@ -112,12 +112,12 @@ class TurnDetector:
         self._paused = self._judging = False
 
     def push(self, samples: Samples) -> list[TurnEvent]:
-        """Process samples, up to a pause that is to be judged; return events in order."""
+        """Process samples up to a pause to judge; return events in order."""
         self._judging, self._rest = False, np.concatenate((self._rest, samples))
         return self._process([])
 
     def judged(self, complete: bool) -> list[TurnEvent]:
-        """Resume after the last returned pause, which ends the turn if it is complete."""
+        """Resume after the last returned pause, which ends a complete turn."""
         found: list[TurnEvent] = []
         if complete and self._judging:
             self._stop(found)
@@ -129,7 +129,7 @@ class TurnDetector:
         self._idle_from = self.at + round(seconds * 1000 * _PER_MS)
 
     def end_turn(self, last: Samples) -> Samples:
-        """End the turn, if any, after the last samples; return the rest of it."""
+        """End any turn after the last samples; return its rest."""
         self._rest = np.concatenate((self._rest, last))
         if not self.speaking:
             return self._rest[:0]
@@ -144,7 +144,7 @@ class TurnDetector:
         self._begin_to_wait()
 
     def _process(self, found: list[TurnEvent]) -> list[TurnEvent]:
-        """Process whole frames; return events, with successive samples joined."""
+        """Process whole frames; return events, joining successive samples."""
         first, last = 0, len(self._rest) - FRAME_SAMPLES
         while first <= last and not self._judging:
             frame = self._rest[first : first + FRAME_SAMPLES]
@@ -232,12 +232,12 @@ def can_judge() -> bool:
 
 
 def judges(omni: Qwen3Omni) -> bool:
-    """Return whether a turn's end is judged by its meaning with a model."""
+    """Return whether a turn's end may be judged by meaning with this model."""
     return can_judge() and not omni.turns_by_silence
 
 
 class SileroVad:
-    """Voice activity model with the state of one stream.
+    """Voice activity model, with one stream's state.
 
     Source: silero-vad utils_vad.py, OnnxWrapper.
     """
@@ -257,7 +257,7 @@ class SileroVad:
 
 
 def probability(turn: Samples) -> float:
-    """Return the probability that a turn is complete. Takes about 0.1 s of one core.
+    """Return the probability that a turn is complete, in about 0.1 s of one core.
 
     turn: float32 [samples] at RATE; the last HEARD_SAMPLES count.
     Source: the class of pipecat-ai that runs the same file.
@@ -286,7 +286,7 @@ def load_judge() -> Any:
 
 
 def _file(package: str, name: str) -> Path | None:
-    """Return a package's file without importing it, which would load training dependencies."""
+    """Return a package's file without an import, which would load training dependencies."""
     found = find_spec(package)
     for folder in (found and found.submodule_search_locations) or ():
         if (Path(folder) / name).is_file():
