@@ -42,6 +42,7 @@
 # make wheels            the archives of a release in dist/: sources, and wheels for Linux (x86-64, aarch64)
 #                        and macOS; and their checks. Linux on x86-64 with gcc builds them all
 # make docs              what documents have from the code: tables, pictures and snippets
+# make samples           docs/samples, the sounds that README links to
 # make site              the documentation site in build/site; any warning fails it
 PYTHON ?= python3
 VENV := .venv
@@ -101,7 +102,7 @@ NXDI_HLO := test/neuron/test_nxdi_export.py::test_the_hlo_of_every_graph_holds_n
 
 .PHONY: demo serve check test test-all chromium nginx test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 test-aarch64-wheel bench-openvino bench-released
-.PHONY: site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras test-torchneuron
+.PHONY: samples site wheels test-deploy test-quantised test-clients test-ray test-scaling test-hammer test-extras test-torchneuron
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is."
@@ -247,8 +248,14 @@ docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
 	$(VENV)/bin/python -m testing.recorded_session
 
-# Nothing of the package is imported: its sources are read. (--quiet would drop the warnings, with which
-# the build fails. The theme's own notice, of a successor, is the only thing that the variable drops.)
+samples: $(VENV)/installed
+	mkdir -p docs/samples
+	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --seed 0 --out docs/samples/answer.mp3
+	$(VENV)/bin/qwen3-omni-neuron speak "two plus three" --speaker Chelsie --seed 0 --out docs/samples/chelsie.mp3
+	$(VENV)/bin/qwen3-omni-neuron say "seven red goodbye" --speaker Aiden --seed 0 --out docs/samples/aiden.mp3
+
+# Nothing of the package is imported. (--quiet would drop the warnings, with which the build fails. The
+# theme's own notice, of a successor, is the only thing that the variable drops.)
 site: $(SITE_VENV)/installed
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build
 

@@ -143,7 +143,7 @@ class Visitor:
         self.until(
             f"document.querySelectorAll('.answer:not(.pending) .figures').length >= {number}"
             f" && [...document.querySelectorAll('.answer')].every((x) =>"
-            f" /played|interrupted/.test(x.textContent))"
+            f" /played|Interrupted/.test(x.textContent))"
         )
 
     def sent(self, kind: str) -> list[dict[str, Any]]:

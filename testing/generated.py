@@ -24,7 +24,7 @@ from qwen3_omni_neuron.serving.openai.fields import (
     STRUCTURED_FIELDS,
 )
 from qwen3_omni_neuron.serving.settings import SETTINGS
-from testing import bar_picture, benchmark_pictures, import_picture
+from testing import bar_picture, benchmark_pictures, import_picture, python_page
 from testing.imports import LAYERS, ROOT, room_imports
 
 AGENTS = ("openai_agent.py", "livekit_agent.py", "pipecat_agent.py")
@@ -156,6 +156,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "fields of media items": item_field_table,
     },
     "docs/agent.md": {name: partial(agent_block, name) for name in AGENTS},
+    python_page.DOCUMENT: {name: partial(python_page.block, name) for name in python_page.names()},
     "docs/how-it-works.md": {"imports": layers_table},
     "docs/serving.md": {
         "settings of serve": server_settings_table,

@@ -40,15 +40,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Warn of a page in which the site finds other lists, blocks or tables than GitHub does."""
     source = page.markdown or ""
-    if "\n::: " not in source:  # written from docstrings, which GitHub does not show
-        here, there = Counter(_TAGS.findall(html)), Counter(_TAGS.findall(_GITHUB.render(source)))
-        for tag in sorted(here.keys() | there.keys()):
-            if here[tag] != there[tag]:
-                LOGGER.warning(
-                    "%s has %d <%s> on the site and %d on GitHub: see whether a list or block "
-                    "lacks its empty line, or is indented by less than four spaces in a list.",
-                    *(page.file.src_uri, here[tag], tag, there[tag]),
-                )
+    here, there = Counter(_TAGS.findall(html)), Counter(_TAGS.findall(_GITHUB.render(source)))
+    for tag in sorted(here.keys() | there.keys()):
+        if here[tag] != there[tag]:
+            LOGGER.warning(
+                "%s has %d <%s> on the site and %d on GitHub: see whether a list or block "
+                "lacks its empty line, or is indented by less than four spaces in a list.",
+                *(page.file.src_uri, here[tag], tag, there[tag]),
+            )
     return html
 
 

@@ -138,7 +138,7 @@ def test_speech_of_a_realtime_reply_at_another_speed(omni, caller) -> None:
     """It is as long as its speed says, and what was heard of it is counted in what was played."""
     options: Any = {**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
     caller.update(**options)
-    whole = omni.generate_audio(HELLO, literal_text=True, speaker="Aiden", **options)
+    whole = omni.generate_audio(HELLO, literal_text=True, **options)
     left = {}
     for speed in (1.0, 1.5, 0.5):
         session = caller.update(audio={"output": {"speed": speed}})

@@ -5,6 +5,7 @@ What its loudspeaker gets is judged by train/judge.py, as in test_speaking.
 
 import base64
 import io
+import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,11 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.signal
 import soundfile
+import soxr
 from numpy.typing import NDArray
 from PIL import Image
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.serving.page import FILES
 from qwen3_omni_neuron.serving.server import Server
 from testing.browser import CAPTURED, CHROMIUM, Visitor, chromium, visiting, write_microphone
@@ -30,10 +34,18 @@ from train.judge import Judge, RecognisedWord
 from train.speech import MEASURING, spoken_clip
 
 RATE = 16000
-SUM, SUM_RATE = soundfile.read(Path(__file__).parents[2] / "examples" / "sum.wav", dtype="float32")
+SUM_FILE = Path(__file__).parents[2] / "examples" / "sum.wav"
+SUM, SUM_RATE = soundfile.read(SUM_FILE, dtype="float32")
 LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
 CAMERA = "Camera: a picture with each question"
 SILENT_MS = 200  # after speech_started
+DIED = {"error": {"message": "The engine died."}}
+# What the page says of a response without text, by its status.
+FAULTS = {
+    "completed": "The model ended its answer without a word.",
+    "incomplete": "A limit of the server ended this answer.",
+    "failed": "The engine died.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +157,8 @@ def test_a_model_that_transcribes_questions_has_them_written(browser, server, mo
 
 def test_speech_interrupts_the_answer(visitor, judge) -> None:
     """The loudspeaker is silent at once, the server is told what was heard, and the second
-    question has its answer. The first one waits for it: it would be over on a slow machine."""
+    question has its answer, and can be heard, too. The first one waits for it: it would be over on
+    a slow machine."""
     page = visitor.page
     page.click("#talk")
     visitor.until("window.say")
@@ -179,8 +192,7 @@ def test_speech_interrupts_the_answer(visitor, judge) -> None:
         [second["at"], made["at"]],
     )
     assert last <= SILENT_MS, f"sound {last} ms after speech_started"
-    [first, _] = page.locator(".answer .figures").all_text_contents()
-    assert "interrupted" in first
+    assert page.locator(".answer").first.locator(".why").text_content() == "Interrupted"
     [cut] = visitor.sent("conversation.item.truncate")
     played_ms = page.evaluate(
         "(to) => 20 * rendered.filter(({ at, sounds }) => sounds && at < to).length", made["at"]
@@ -190,6 +202,14 @@ def test_speech_interrupts_the_answer(visitor, judge) -> None:
     assert (told["item_id"], told["audio_end_ms"]) == (cut["item_id"], cut["audio_end_ms"])
     assert [word.word for word in words(judge, visitor.heard(made["at"]))] == ["eight"]
     assert texts(visitor, "answer")[1] == "eight"
+    with page.expect_download() as found:
+        page.locator(".user").nth(1).get_by_role("button", name="Download").click()
+    assert found.value.suggested_filename == "question-2.wav"
+    saved, rate = soundfile.read(found.value.path(), dtype="float32")
+    said = soxr.resample(SUM, SUM_RATE, rate)
+    assert len(said) - rate < len(saved) < len(said) + rate
+    likeness = np.abs(scipy.signal.correlate(saved, said)).max()
+    assert likeness > 0.9 * np.linalg.norm(saved) * np.linalg.norm(said)
 
 
 def test_push_to_talk_by_the_keyboard(visitor, judge) -> None:
@@ -225,7 +245,8 @@ def test_push_to_talk_by_the_keyboard(visitor, judge) -> None:
     page.keyboard.up("Space")
     visitor.answered(1)
     assert texts(visitor, "answer") == ["eight"]
-    controls = {"new", "scroller", "image", "camera", "text", "talk", "voice", "language"}
+    assert page.locator(".user").get_by_role("button", name="Replay").count() == 1
+    controls = {"new", "scroller", "file", "camera", "text", "talk", "voice", "language"}
     assert controls | {"system", "microphone", "loudspeaker"} <= set(reached)
     assert [word.word for word in words(judge, visitor.heard())] == ["eight"]
 
@@ -237,7 +258,7 @@ def test_a_written_question_and_an_image(visitor, tmp_path) -> None:
     made.putalpha(Image.linear_gradient("L").resize(made.size).point(lambda x: 255 * (x > 127)))
     made.save(image)
     page = visitor.page
-    page.set_input_files("#image", image)
+    page.set_input_files("#file", image)
     visitor.until("received.some(({ type }) => type === 'conversation.item.done')")
     assert page.get_by_role("img", name="Image noise.png").is_visible()
     page.fill("#text", "say red")
@@ -253,6 +274,36 @@ def test_a_written_question_and_an_image(visitor, tmp_path) -> None:
     assert written["content"] == [{"type": "input_text", "text": "say red"}]
     assert texts(visitor, "answer") != [""]
     assert visitor.page.evaluate("asked") is None
+    [update] = visitor.sent("session.update")
+    assert update["session"]["audio"]["output"] == {"voice": None}
+    [session] = [event["session"] for event in visitor.received("session.updated")]
+    assert session["audio"]["output"]["voice"] == RequestOptions().speaker
+
+
+def test_a_sound_file_is_a_question(visitor, tmp_path) -> None:
+    """By the button and dropped. What can't be opened or sent is named."""
+    page = visitor.page
+    page.set_input_files("#file", SUM_FILE)
+    visitor.answered(1)
+    page.evaluate(
+        """(base64) => {
+          const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File([bytes], "sum.wav", { type: "audio/wav" }));
+          const fields = { dataTransfer, bubbles: true, cancelable: true };
+          document.querySelector("#scroller").dispatchEvent(new DragEvent("drop", fields));
+        }""",
+        base64.b64encode(SUM_FILE.read_bytes()).decode(),
+    )
+    visitor.answered(2)
+    assert texts(visitor, "answer") == ["eight", "eight"]
+    assert texts(visitor, "user") == ["sum.wav", "sum.wav"]
+    text = {"name": "x.txt", "mimeType": "text/plain", "buffer": b"eight"}
+    page.set_input_files("#file", text)
+    page.get_by_text("This browser can't open x.txt.").wait_for()
+    soundfile.write(tmp_path / "long.wav", np.zeros(301 * 8000), 8000)
+    page.set_input_files("#file", tmp_path / "long.wav")
+    page.get_by_text("long.wav is longer than 5 minutes").wait_for()
 
 
 def test_a_key_is_asked_for(browser, server) -> None:
@@ -406,25 +457,48 @@ def test_a_microphone_that_comes_too_late_or_goes(visitor) -> None:
 
 
 def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor) -> None:
-    """Another one is opened meanwhile, for a new conversation."""
-    page = visitor.page
+    """Another one is opened meanwhile, for a new conversation. A message that waits for it is
+    shown, and stands behind what is said of the new one."""
+    page, held = visitor.page, []
     page.fill("#text", "say seven red goodbye white")
     page.keyboard.press("Enter")
     visitor.until("received.some(({ type }) => type === 'response.done')")
+    page.route("**/v1/models", lambda route: held.append(route))  # noqa: PLW0108  it gets an attribute
     page.evaluate("sockets[0].close()")
     page.get_by_text("The connection was lost. Trying again.").wait_for()
-    page.get_by_text("the model does not know what stands above").wait_for()
-    assert page.is_hidden("#problem")
     visitor.answered(1)
-    figures = page.text_content(".answer .figures")
-    assert "played" in figures and "interrupted" not in figures
-    assert texts(visitor, "user") == ["say seven red goodbye white"]
+    assert "played" in page.text_content(".answer .figures")
+    assert page.locator(".why").count() == 0
     page.fill("#text", "say red")
     page.keyboard.press("Enter")
+    page.locator(".unsent", has_text="say red").wait_for()
+    assert page.text_content("#status") == "Reconnecting"
+    held[-1].continue_()
+    page.get_by_text("the model does not know what stands above").wait_for()
     visitor.answered(2)
+    assert page.is_hidden("#problem")
+    sides = page.evaluate("[...document.querySelectorAll('#turns li')].map((x) => x.className)")
+    assert sides == ["user", "answer", "note", "user", "answer"]
     assert texts(visitor, "answer")[1] == "red"
     page.click("#end")
     visitor.until("contexts.every((x) => x.state === 'closed')")
+
+
+def test_a_fault_of_an_answer_is_said_and_another_conversation_offered(visitor) -> None:
+    page = visitor.page
+    page.click("#talk")
+    for status, words in FAULTS.items():
+        page.locator("#status", has_text="Listening").wait_for()
+        assert page.locator("#turns li").count() == 0
+        for kind in ("created", "done"):
+            response = {"id": "resp", "status": status, "status_details": DIED}
+            page.evaluate(
+                "(data) => sockets.at(-1).dispatchEvent(new MessageEvent('message', { data }))",
+                json.dumps({"type": f"response.{kind}", "response": response}),
+            )
+        assert page.text_content(".answer .why") == words
+        assert page.text_content("#announcement") == f"Answer: {words}"
+        page.locator(".answer").get_by_role("button", name="New conversation").click()
 
 
 def test_a_server_that_can_t_be_reached_is_named(browser, speaking) -> None:
@@ -459,9 +533,17 @@ def test_a_server_that_can_t_be_reached_is_named(browser, speaking) -> None:
 def test_an_answer_can_be_heard_again_saved_and_copied(visitor, judge) -> None:
     page = visitor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert page.is_hidden("#save")
     page.fill("#text", "say seven red")
     page.keyboard.press("Enter")
     visitor.answered(1)
+    with page.expect_download() as text:
+        page.get_by_role("button", name="Save text").click()
+    assert text.value.suggested_filename == "conversation.txt"
+    assert text.value.path().read_text() == "You: say seven red\n\nAnswer: seven red\n"
+    assert page.is_hidden(".figures")
+    page.get_by_text("Times").click()
+    assert page.is_visible(".figures")
     with page.expect_download() as found:
         page.get_by_role("button", name="Download").press("Enter")
     assert found.value.suggested_filename == "answer-1.wav"
@@ -533,18 +615,34 @@ def test_the_user_chooses_prompt_language_and_devices(browser, server) -> None:
 # What it looks like, and is read as.
 
 
-def test_a_written_answer_is_read_out(visitor) -> None:
-    got = visitor.page.evaluate(
-        """async () => {
-          const { Answer } = await import("/page/conversation.js");
-          const { Recording } = await import("/page/replies.js");
-          const answer = new Answer("resp", performance.now(), new Recording(1));
-          answer.add("eight");
-          answer.finish();
-          return document.querySelector("[aria-live=polite]").textContent;
-        }"""
-    )
-    assert got == "Answer: eight"
+def test_the_conversation_has_half_of_a_phone_beside_open_settings(visitor) -> None:
+    for width, height in ((390, 664), (320, 568), (844, 390)):
+        visitor.page.set_viewport_size({"width": width, "height": height})
+        visitor.page.evaluate("document.querySelector('#settings').open = true")
+        assert visitor.page.locator("#conversation").bounding_box()["height"] >= height / 2
+
+
+def test_the_forms_of_docs_send_their_examples(browser, server) -> None:
+    """And a link leads from there to the page."""
+    with visiting(browser, url_of(server)) as visitor:
+        page = visitor.page
+        visitor.open("/docs")
+        for form in page.locator("form").all():
+            for field in form.locator("input").all():
+                if field.get_attribute("type") == "file":
+                    field.set_input_files(SUM_FILE)
+                elif not field.input_value():
+                    field.fill("unknown")
+            form.locator("button").click()
+            form.locator("output :is(pre, audio)").wait_for()
+            path = form.get_attribute("data-path")
+            status = form.locator("output").text_content()[:3]
+            assert (path, status) == (path, "404" if "{" in path else "200")
+        assert page.locator("form").count() > 8
+        assert "eight" in page.locator("form[data-path$=transcriptions] output pre").text_content()
+        assert page.locator("audio").evaluate("(audio) => audio.duration") > 0.5
+        page.get_by_role("link", name="Talk with the model").click()
+        page.locator("#talk").wait_for()
 
 
 # The worklets, by themselves.

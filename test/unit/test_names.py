@@ -56,11 +56,6 @@ ELSEWHERE = {
     "uniqueItems": "a keyword of JSON Schema",
     "dist/": "a folder that `make wheels` makes",
     "pypi": "an environment of the repository at GitHub",
-    **dict.fromkeys(
-        ("show_root_heading", "show_root_toc_entry", "merge_init_into_class", "heading_level"),
-        "options of mkdocstrings",
-    ),
-    "show_bases": "an option of mkdocstrings",
     **dict.fromkeys(("sglang", "sglang.bench_serving"), "a backend and a module of sglang"),
     "Upgrade": "a header of HTTP",
     "client_metadata": "a field that engines' clients send",

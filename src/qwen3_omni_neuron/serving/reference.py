@@ -1,6 +1,6 @@
 """The OpenAPI document, and the page at /docs: endpoints with fields, limits and examples.
 
-FastAPI's own page loads code from another host; this one has no script.
+FastAPI's own page loads code from another host. page/docs.js sends the forms of this one.
 """
 
 import base64
@@ -29,10 +29,15 @@ section { border-top: 1px solid var(--line); margin-top: 2rem }
 table { border-collapse: collapse; width: 100%; table-layout: fixed }
 th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.5rem 0.3rem 0; text-align: left }
 th, td { vertical-align: top; overflow-wrap: anywhere }
+form { display: grid; gap: 0.5rem; justify-items: start }
+textarea { box-sizing: border-box; width: 100%; font: 0.9em/1.5 ui-monospace, monospace }
+output { width: 100% }
+output pre { max-height: 24rem; overflow: auto }
 """
 _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS = {
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; "
+    "script-src 'self'; connect-src 'self'; media-src blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -81,11 +86,14 @@ def reference_page(document: Mapping[str, Any]) -> str:
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><main>",
-            f"<h1>{title}</h1>",
+            f"<title>{title}</title><style>{_STYLE}</style>",
+            '<script type="module" src="page/docs.js"></script></head><body><main>',
+            f'<p><a href="./">Talk with the model</a></p><h1>{title}</h1>',
             "<p>What this server answers over HTTP, from its <code>/openapi.json</code>. Examples "
             "take its address and an API key, if it has keys, from two variables:</p>",
             "<pre>URL=http://127.0.0.1:8000 KEY=none</pre>",
+            '<p><label>API key for the forms <input id="key" type="password" autocomplete="off">'
+            "</label></p>",
             "<p>In the package, docs/serving.md explains the fields, and docs/realtime.md the "
             "WebSocket <code>/v1/realtime</code>.</p>",
             "<nav><ul>",
@@ -107,6 +115,7 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[s
     yield f"<h2><code>{method} {escape(path)}</code></h2>"
     yield f"<p>{escape(operation.get('description', ''))}</p>"
     yield f"<h3>Example</h3><pre>{escape(_curl(method, path, operation))}</pre>"
+    yield from _form(method, path, operation)
     schema = _body(operation)[1].get("schema", {})
     in_path = {one["name"]: one["schema"] for one in operation.get("parameters", ())}
     fields = {**in_path, **schema.get("properties", {})}
@@ -188,6 +197,26 @@ def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
     if _JSON not in operation["responses"].get("200", {}).get("content", {}):
         parts.append("-o answer")
     return " \\\n    ".join(parts)
+
+
+def _form(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a form that sends the example."""
+    kind, body = _body(operation)
+    example = body.get("example", {})
+    yield f'<form data-method="{method}" data-path="{escape(path)}" data-type="{kind}">'
+    fields = dict.fromkeys(re.findall(r"\{(\w+)", path), "")
+    if kind == _FORM:
+        fields |= example
+    elif kind:
+        text = json.dumps(example, indent=2)
+        yield f'<textarea name="body" aria-label="Body" rows="{text.count(chr(10)) + 1}">'
+        yield f"{escape(text)}</textarea>"
+    for name, value in fields.items():
+        schema = body.get("schema", {}).get("properties", {}).get(name, {})
+        of_file = schema.get("format") == "binary"
+        kept = 'type="file"' if of_file else f'value="{escape(value)}"'
+        yield f'<label>{escape(name)} <input name="{escape(name)}" {kept} required></label>'
+    yield "<button>Send</button><output></output></form>"
 
 
 def _body(operation: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -103,11 +103,11 @@ def _start(service: Service, context: Context) -> "SpokenText":
     wanted = bodies.parse_json(SpeechRequest, context.body)
     omni = context.omni
     bodies.check_model(service, wanted.model)
-    if not omni.info.speakers:
+    voices = service.voices_of(omni)
+    if voices.default is None:
         message = "this checkpoint has no talker: it can write text, not speak."
         raise ApiError(400, message, "no_speech", "model")
-    voices = service.voices_of(omni)
-    speaker = voices.speaker(wanted.voice or voices.names[0], "voice")
+    speaker = voices.speaker(wanted.voice or voices.default, "voice")
     service.count_without_effect(SPEECH, wanted)
     if service.settings.log_content:
         context.question = wanted.input

@@ -275,8 +275,9 @@ class Voices:
 
     @property
     def default(self) -> str | None:
-        """The default voice."""
-        return self.names[0] if self.names else None
+        """The default voice: that of `RequestOptions`, or else the first."""
+        wanted = RequestOptions().speaker
+        return wanted if wanted in self.names else next(iter(self.names), None)
 
     def speaker(self, voice: str, param: str) -> str:
         """Return the checkpoint's name of a voice. param: the request's field.

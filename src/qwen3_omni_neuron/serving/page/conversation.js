@@ -1,7 +1,7 @@
 // The turns on the page: what each side said, as it comes, and the timeline of each answer.
 
 import { announce } from "./panel.js";
-import { copyButtons } from "./replies.js";
+import { button, copyButtons } from "./replies.js";
 
 const list = document.getElementById("turns");
 const scroller = document.getElementById("scroller");
@@ -12,7 +12,10 @@ class Turn {
     this.root = element("li", side);
     this.words = element("p", "words");
     this.root.append(element("h3", "", who), this.words);
-    document.getElementById("empty").hidden = true;
+    this.toEnd();
+  }
+
+  toEnd() {
     keepAtEnd(() => list.append(this.root));
   }
 
@@ -33,11 +36,28 @@ class Turn {
   pending(yes) {
     this.root.classList.toggle("pending", yes);
   }
+
+  offer(buttons) {
+    const row = element("p", "buttons");
+    row.append(...buttons);
+    if (buttons.length) keepAtEnd(() => this.root.append(row));
+  }
 }
 
 export class UserTurn extends Turn {
   constructor() {
     super("You", "user");
+  }
+
+  // Whether it waits for a session.
+  unsent(yes) {
+    this.root.classList.toggle("unsent", yes);
+    this.toEnd(); // behind what was said of the session meanwhile
+  }
+
+  // recording: see replies.js.
+  heard(recording) {
+    if (recording.length) this.offer(recording.buttons);
   }
 
   // Its words are not known, and won't be.
@@ -54,14 +74,18 @@ export class UserTurn extends Turn {
 
 // Times are performance.now()'s, in ms.
 export class Answer extends Turn {
-  // since: end of the question. id: of the response. recording: see replies.js.
-  constructor(id, since, recording) {
+  // since: end of the question. id: of the response. recording: see replies.js. renew: begins
+  // another conversation, which is offered after a fault, since the next answers may repeat it.
+  constructor(id, since, recording, renew) {
     super("Answer", "answer");
-    Object.assign(this, { id, since, recording, making: true, dropped: false, over: false });
+    Object.assign(this, { id, since, recording, renew, making: true, dropped: false, over: false });
+    this.fault = ""; // why the answer is empty or not complete
     this.gaps = [];
     this.track = element("div", "track");
     this.track.setAttribute("aria-hidden", "true");
     this.figures = element("p", "figures");
+    this.times = element("details", "times");
+    this.times.append(element("summary", "", "Times"), this.track, this.figures);
     this.pending(true);
   }
 
@@ -81,18 +105,22 @@ export class Answer extends Turn {
   }
 
   // The last of it was played, or it was stopped, or it has no sound.
-  finish(note = "") {
+  finish(interrupted = false) {
     if (this.over) return;
     this.over = true;
-    this.note = note;
     this.end = performance.now();
     this.pending(false);
-    this.root.classList.toggle("cut", note !== "");
     this.draw();
-    this.offer();
+    const note = interrupted ? "Interrupted" : this.fault;
+    if (note) keepAtEnd(() => this.words.after(element("p", "why", note)));
+    const buttons = this.recording.length ? [...this.recording.buttons] : [];
+    if (this.text) buttons.push(...copyButtons(() => this.text));
+    if (this.fault) buttons.push(button("New conversation", this.renew));
+    this.offer(buttons);
     this.onOver?.();
     // One that was heard is not read out, too: that would be heard by the microphone.
-    if (this.text && !this.firstSound) announce(`${this.who}: ${this.text}`);
+    const words = this.firstSound ? [this.fault] : [`${this.who}:`, this.text, note];
+    announce(words.filter(Boolean).join(" "));
   }
 
   // Wait until what came of it was played; not where more of it was to come.
@@ -120,19 +148,10 @@ export class Answer extends Turn {
       this.firstSound && ["waiting", `first sound ${after(this.firstSound)}`],
       this.firstSound && this.end && ["sound", `${seconds(this.end - this.firstSound)} played`],
       gaps && ["gap", gaps === 1 ? "1 gap in the sound" : `${gaps} gaps in the sound`],
-      this.note && ["", this.note],
     ];
     const spans = figures.filter(Boolean).map(([kind, text]) => element("span", kind, text));
     this.figures.replaceChildren(...spans);
-    keepAtEnd(() => this.root.append(this.track, this.figures));
-  }
-
-  // What the user may do with it now.
-  offer() {
-    const sound = this.recording.length ? this.recording.buttons : [];
-    const buttons = element("p", "buttons");
-    buttons.append(...sound, ...(this.text ? copyButtons(() => this.text) : []));
-    if (buttons.childElementCount) keepAtEnd(() => this.root.append(buttons));
+    if (spans.length) keepAtEnd(() => this.root.append(this.times));
   }
 }
 
@@ -141,7 +160,16 @@ const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
 // Forget all turns.
 export function clearTurns() {
   list.replaceChildren();
-  document.getElementById("empty").hidden = false;
+}
+
+// Everything that was said, a paragraph a turn.
+export function transcript() {
+  const paragraph = (turn) => {
+    const [who, ...said] = turn.querySelectorAll("h3, .words, img, .why");
+    if (!who) return turn.textContent; // a note
+    return `${who.textContent}: ${said.map((one) => one.alt ?? one.textContent).join(" ").trim()}`;
+  };
+  return [...list.children].map(paragraph).join("\n\n") + "\n";
 }
 
 export function note(text) {
@@ -150,7 +178,7 @@ export function note(text) {
 
 // Change the list, and stay at its end where its reader is there.
 function keepAtEnd(change) {
-  const atEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 40;
+  const atEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120;
   change();
   if (atEnd) scroller.scrollTop = scroller.scrollHeight;
 }

@@ -1,6 +1,6 @@
 // The page: what its controls do, and what it does with each event of the server.
 
-import { Answer, clearTurns, note, UserTurn } from "./conversation.js";
+import { Answer, clearTurns, note, transcript, UserTurn } from "./conversation.js";
 import { Camera, listDevices, readImage } from "./devices.js";
 import {
   allowHandsFree,
@@ -13,11 +13,12 @@ import {
   status,
   write,
 } from "./panel.js";
-import { forgetRecordings, Recording, stopReplay } from "./replies.js";
+import { download, forgetRecordings, Recording, stopReplay } from "./replies.js";
 import { describedModel, Realtime, sleep, voices } from "./server.js";
-import { base64Of, Loudspeaker, Microphone, RATE, samplesOf } from "./sound.js";
+import { base64Of, Loudspeaker, Microphone, RATE, readSound, samplesOf, Sent } from "./sound.js";
 
 const SHORTEST_MS = 200; // of a turn that is worth sending
+const MOST_FILE_S = 300; // of a sound file: the server takes 15 MiB in one event
 const RESPOND = "respond"; // id of the event that asks for an answer
 const DELAYS_S = [0.5, 1, 2, 4, 8, 15, 30]; // before each try to open a lost connection again
 
@@ -45,6 +46,9 @@ let interrupting = null; // promise of the last answer's end
 let answer = null; // the last one
 let answers = 0; // since the conversation began
 let endOfQuestion = 0; // time by performance.now()
+let sent = new Sent(); // by the microphone, in this session
+let spoken = []; // pieces of it: the turn that has ended
+let begun = 0; // sample of it at which the user's turn began
 const turns = new Map(); // the user's turns by the ids of their items
 let hearing = null; // the turn that the user speaks
 
@@ -88,7 +92,8 @@ async function attach(session, sound = null) {
   if (session !== realtime) throw new Error("The session has ended.");
   await session.open(key);
   configure();
-  const earlier = at("empty").hidden;
+  sent = new Sent();
+  const earlier = at("turns").querySelector("li:not(.unsent)");
   if (earlier) note("A new conversation: the model does not know what stands above.");
 }
 
@@ -190,7 +195,7 @@ function forget() {
 
 function end() {
   const parts = [microphone, loudspeaker, camera, realtime];
-  answer?.finish("interrupted");
+  answer?.finish(true);
   forget();
   turns.forEach((turn) => turn.unwritten());
   microphone = opening = loudspeaker = camera = realtime = starting = null;
@@ -244,7 +249,9 @@ async function greet() {
   } catch (error) {
     if (!wanted()) return; // Start says it
     const tried = at("key-form").hidden;
+    if (tried) status("Connecting");
     words = tried ? await again(error.message, describe, wanted) : error.message;
+    if (tried && wanted()) status(words ? "Not connected" : "Ready");
   }
   if (words) problem(words);
 }
@@ -279,12 +286,15 @@ function hear(samples, peak) {
   } else {
     held += samples.length;
   }
-  realtime.send("input_audio_buffer.append", { audio: base64Of(samples) });
+  if (realtime.send("input_audio_buffer.append", { audio: base64Of(samples) })) {
+    sent.add(samples, hearing || held !== null);
+  }
 }
 
 function press() {
   if (held !== null || !microphone || !realtime.ready) return;
   held = 0;
+  begun = sent.end;
   stopReplay();
   realtime.send("input_audio_buffer.clear");
   interrupt();
@@ -299,6 +309,7 @@ async function release() {
   if (held === null) return; // let go by something else, too, or the session has ended
   const long = held >= (SHORTEST_MS * RATE) / 1000;
   held = null;
+  spoken = sent.between(begun, sent.end);
   show();
   if (!long) {
     status("Hold the button while you speak", { aloud: true });
@@ -328,7 +339,7 @@ function interrupt({ byServer = false } = {}) {
 
 async function silence(stopped) {
   const { item, ms } = await loudspeaker.stop();
-  stopped.finish("interrupted");
+  stopped.finish(true);
   if (item === null) return;
   realtime?.send("conversation.item.truncate", { item_id: item, content_index: 0, audio_end_ms: ms });
 }
@@ -342,14 +353,40 @@ async function takeTurn() {
   if (!realtime?.ready) throw new Error("The session has ended.");
 }
 
-function add(content) {
-  const item = { type: "message", role: "user", content: [content] };
+function add(...content) {
+  const item = { type: "message", role: "user", content };
   realtime.send("conversation.item.create", { item });
 }
 
-function addImage(image_url, alt) {
-  add({ type: "input_image", image_url });
-  new UserTurn().show(Object.assign(new Image(), { src: image_url, alt }));
+function imageTurn(image_url, alt) {
+  const turn = new UserTurn();
+  turn.show(Object.assign(new Image(), { src: image_url, alt }));
+  return turn;
+}
+
+// Return a recording of the user's last turn.
+function recorded(pieces) {
+  const number = at("turns").querySelectorAll(".user").length;
+  const recording = new Recording(`question-${number}.wav`, interrupt);
+  for (const piece of pieces) if (piece.length) recording.add(piece);
+  return recording;
+}
+
+// Show a turn, and send it once there is a session. question: have it answered.
+async function post(turn, content, question) {
+  turn.unsent(true);
+  try {
+    await takeTurn();
+  } catch (error) {
+    turn.root.remove();
+    throw error;
+  }
+  if (question) look();
+  turn.unsent(false);
+  add(...content);
+  if (!question) return;
+  endOfQuestion = performance.now();
+  respond();
 }
 
 async function sendWritten(event) {
@@ -366,33 +403,37 @@ async function sendWritten(event) {
 }
 
 async function sendText(text) {
-  await takeTurn();
-  look();
-  add({ type: "input_text", text });
-  new UserTurn().write(text);
-  endOfQuestion = performance.now();
-  respond();
+  const turn = new UserTurn();
+  turn.write(text);
+  await post(turn, [{ type: "input_text", text }], true);
 }
 
-async function sendImage() {
-  const [file] = at("image").files;
-  at("image").value = "";
-  if (!file) return;
-  let image_url;
-  try {
-    image_url = await readImage(file);
-  } catch {
-    problem(`${file.name} is no image that this browser can read.`);
-    return;
+// An image waits for its question; a sound is a question.
+async function sendFile(file) {
+  const isImage = file.type.startsWith("image/");
+  const found = await (isImage ? readImage : readSound)(file).catch(() => null);
+  if (!found) {
+    problem(`This browser can't open ${file.name}.`);
+  } else if (isImage) {
+    const content = [{ type: "input_image", image_url: found }];
+    await post(imageTurn(found, `Image ${file.name}`), content, false);
+    status("Now ask about the image", { aloud: true });
+  } else if (found.length > MOST_FILE_S * RATE) {
+    problem(`${file.name} is longer than ${MOST_FILE_S / 60} minutes: transcribe it instead.`);
+  } else {
+    const turn = new UserTurn();
+    turn.write(file.name);
+    turn.heard(recorded([found]));
+    await post(turn, [{ type: "input_audio", audio: base64Of(found) }], true);
   }
-  await takeTurn();
-  addImage(image_url, `Image ${file.name}`);
-  status("Now ask about the image", { aloud: true });
 }
 
 // Show what the camera sees, before the question that it belongs to.
 function look() {
-  if (camera?.sees) addImage(camera.frame(), "What the camera saw");
+  if (!camera?.sees) return;
+  const image_url = camera.frame();
+  imageTurn(image_url, "What the camera saw");
+  add({ type: "input_image", image_url });
 }
 
 async function switchCamera() {
@@ -418,20 +459,24 @@ const handlers = {
     detection = session.audio.input.turn_detection;
     allowHandsFree(detection !== null);
   },
-  "input_audio_buffer.speech_started": ({ item_id }) => {
+  "input_audio_buffer.speech_started": ({ item_id, audio_start_ms }) => {
+    begun = (audio_start_ms * RATE) / 1000;
     stopReplay();
     interrupt({ byServer: true });
     look();
     hearing = userTurn(item_id);
     status("Hearing you");
   },
-  "input_audio_buffer.speech_stopped": () => {
+  "input_audio_buffer.speech_stopped": ({ audio_end_ms }) => {
+    spoken = sent.between(begun, (audio_end_ms * RATE) / 1000);
     endOfQuestion = performance.now() - detection.silence_duration_ms;
     hearing = null;
   },
   "input_audio_buffer.committed": ({ item_id }) => {
     hearing = null;
     const turn = userTurn(item_id);
+    turn.heard(recorded(spoken));
+    spoken = [];
     if (!model.transcribes_questions) turn.unwritten();
   },
   [`${transcription}.delta`]: ({ item_id, delta }) => userTurn(item_id).add(delta),
@@ -442,7 +487,8 @@ const handlers = {
   [`${transcription}.failed`]: ({ item_id }) => userTurn(item_id).unwritten(),
   "response.created": ({ response }) => {
     answers += 1;
-    answer = new Answer(response.id, endOfQuestion, new Recording(answers, interrupt));
+    const recording = new Recording(`answer-${answers}.wav`, interrupt);
+    answer = new Answer(response.id, endOfQuestion, recording, renew);
     answer.dropped = unwanted;
     asked = unwanted = false;
     if (!answer.dropped) status("Thinking");
@@ -460,11 +506,9 @@ const handlers = {
   "response.output_audio.done": ({ item_id }) => loudspeaker.end(item_id),
   "response.done": ({ response }) => {
     answer.making = false;
-    const failed = response.status === "failed";
-    if (failed) problem(response.status_details.error.message);
-    if (failed) answer.finish("failed");
-    else if (answer.dropped) answer.finish("interrupted");
-    else if (!answer.item) answer.finish();
+    answer.fault = faultOf(response);
+    if (answer.dropped) answer.finish(true);
+    else if (!answer.item || response.status === "failed") answer.finish();
     show();
   },
   error: ({ error }) => {
@@ -473,6 +517,13 @@ const handlers = {
     if (error.code !== "response_cancel_not_active") problem(error.message);
   },
 };
+
+// Why an answer is empty or not complete, in words for the user.
+function faultOf({ status, status_details }) {
+  if (status === "failed") return status_details.error.message;
+  if (status === "incomplete") return "A limit of the server ended this answer.";
+  return answer.text || answer.item ? "" : "The model ended its answer without a word.";
+}
 
 const answerOf = (item) => (item === answer?.item ? answer : null);
 const heardFrom = {
@@ -514,7 +565,7 @@ function show() {
   enable("stop", playing);
   enable("end", Boolean(realtime));
   at("camera").setAttribute("aria-pressed", Boolean(camera));
-  if (realtime?.ready === false) status("Connecting");
+  if (realtime?.waits) status(realtime.waits);
   else if (realtime && !playing && !hearing) status(says);
 }
 
@@ -569,7 +620,21 @@ at("stop").addEventListener("click", () => {
 at("camera").addEventListener("click", quietly(switchCamera));
 at("end").addEventListener("click", end);
 at("composer").addEventListener("submit", quietly(sendWritten));
-at("image").addEventListener("change", quietly(sendImage));
+at("file").addEventListener("change", quietly(() => {
+  const [file] = at("file").files;
+  at("file").value = "";
+  if (file) return sendFile(file);
+}));
+document.addEventListener("dragover", (event) => {
+  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+});
+document.addEventListener("drop", quietly((event) => {
+  const [file] = event.dataTransfer.files;
+  if (!file) return; // a text, for the field that it falls on
+  event.preventDefault();
+  return sendFile(file);
+}));
+at("save").addEventListener("click", () => download(new Blob([transcript()]), "conversation.txt"));
 at("mode").addEventListener("change", () => {
   muted = false;
   forget();

@@ -43,7 +43,8 @@ export function allowHandsFree(yes) {
 
 export function offerVoices(names) {
   const chosen = at("voice").value;
-  at("voice").replaceChildren(...names.map((name) => new Option(name, name)));
+  const options = names.map((name) => new Option(name, name));
+  at("voice").replaceChildren(new Option("Default", ""), ...options);
   if (names.includes(chosen)) at("voice").value = chosen;
 }
 
@@ -57,7 +58,7 @@ export function sessionSettings(detection, transcription) {
     instructions: wishes.filter(Boolean).join("\n\n"),
     audio: {
       input: { turn_detection: handsFree() ? detection : null, transcription },
-      output: voice ? { voice } : {},
+      output: { voice: voice || null },
     },
   };
 }

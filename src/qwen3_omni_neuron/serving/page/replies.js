@@ -1,19 +1,19 @@
-// What the user may do with an answer: hear it again, save its sound, copy its text.
+// What the user may do with a turn: hear it again, save its sound, copy its text.
 
 import { problem } from "./panel.js";
 import { Player, RATE } from "./sound.js";
 
-const MOST_SAMPLES = 20 * 60 * RATE; // of all answers, 58 MB; the oldest ones are forgotten first
+const MOST_SAMPLES = 20 * 60 * RATE; // of all turns, 58 MB; the oldest ones are forgotten first
 
 const kept = []; // recordings, the oldest first
 let replaying = null; // recording that is played again
 
-// Sound of one answer, with the buttons to play and save it.
+// Sound of one turn, with the buttons to play and save it.
 export class Recording {
-  // onReplay(): called before it is played again.
-  constructor(number, onReplay) {
+  // name: of the saved file. onReplay(): called before it is played again.
+  constructor(name, onReplay) {
     const pieces = []; // Int16Array
-    Object.assign(this, { name: `answer-${number}.wav`, onReplay, pieces, length: 0 });
+    Object.assign(this, { name, onReplay, pieces, length: 0 });
     this.play = button("Replay", () => (this.player ? this.stop() : this.replay()));
     this.save = button("Download", () => download(this.wav(), this.name));
     this.buttons = [this.play, this.save];
@@ -100,7 +100,7 @@ export function copyButtons(text) {
 }
 
 // action: may throw an Error with words for the user.
-function button(label, action) {
+export function button(label, action) {
   const made = Object.assign(document.createElement("button"), { type: "button" });
   made.textContent = label;
   made.addEventListener("click", async () => {
@@ -113,7 +113,7 @@ function button(label, action) {
   return made;
 }
 
-function download(blob, name) {
+export function download(blob, name) {
   const url = URL.createObjectURL(blob);
   Object.assign(document.createElement("a"), { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);

@@ -9,9 +9,10 @@ export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1
 // The connection to /v1/realtime. It can be opened again, for a new session, after it was lost.
 export class Realtime {
   // on: functions by the type of the event that they get. onLost(reason, ended): called when the
-  // connection, once open, is gone; ended: the server has ended the session.
+  // connection, once open, is gone; ended: the server has ended the session. waits: what the user
+  // waits for.
   constructor(on, onLost) {
-    Object.assign(this, { on, onLost, ready: false });
+    Object.assign(this, { on, onLost, ready: false, waits: "Connecting" });
   }
 
   // Open the connection. Throws an Error with words for the user.
@@ -29,7 +30,7 @@ export class Realtime {
     socket.addEventListener("message", current(({ data }) => this.take(JSON.parse(data))));
     socket.addEventListener("close", current(({ code, reason }) => this.closed(code, reason)));
     await this.until(({ type }) => type === "session.created");
-    this.ready = true;
+    Object.assign(this, { ready: true, waits: "" });
   }
 
   // Wait for an event. Throws an Error with words for the user when the connection is gone before,
@@ -56,8 +57,10 @@ export class Realtime {
   closed(code, reason) {
     const words = "The server did not take the connection: it may be full, or still loading.";
     this.waiting?.reject(new Error(words));
-    if (this.ready) this.onLost(reason, ENDED_CODES.includes(code));
-    this.ready = false;
+    if (!this.ready) return;
+    const ended = ENDED_CODES.includes(code);
+    Object.assign(this, { ready: false, waits: ended ? "" : "Reconnecting" });
+    this.onLost(reason, ended);
   }
 
   // Send an event. Gives false where there is no connection now.

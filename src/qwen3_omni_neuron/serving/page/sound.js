@@ -4,6 +4,8 @@
 import { device } from "./devices.js";
 
 export const RATE = 24000;
+const MOST_PIECES = 250; // of 20 ms, while nobody speaks
+const PART = 8192; // bytes that one call takes as arguments
 
 export class Microphone {
   // onPiece(samples, peak): gets Int16Array pieces of 20 ms, peak from 0 to 1. onLost(): called when
@@ -47,6 +49,41 @@ export class Microphone {
     this.stream?.getTracks().forEach((track) => track.stop());
     this.context?.close();
   }
+}
+
+// The last of what a microphone sent in a session, of which turns are cut.
+export class Sent {
+  constructor() {
+    Object.assign(this, { pieces: [], end: 0 }); // end: samples sent so far
+  }
+
+  // speaking: a turn may have begun at the first piece.
+  add(samples, speaking) {
+    this.pieces.push(samples);
+    this.end += samples.length;
+    while (!speaking && this.pieces.length > MOST_PIECES) this.pieces.shift();
+  }
+
+  // Pieces from one sample of the session to another.
+  between(from, to) {
+    let at = this.end - total(this.pieces);
+    return this.pieces.map((piece) => {
+      const part = piece.subarray(Math.max(0, from - at), Math.max(0, to - at));
+      at += piece.length;
+      return part;
+    });
+  }
+}
+
+// Decode a sound file: Int16Array. Throws where the browser can't.
+export async function readSound(file) {
+  const decoded = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await file.arrayBuffer());
+  const mixed = new OfflineAudioContext(1, decoded.length, RATE);
+  const source = new AudioBufferSourceNode(mixed, { buffer: decoded });
+  source.connect(mixed.destination);
+  source.start();
+  const samples = (await mixed.startRendering()).getChannelData(0);
+  return Int16Array.from(samples, (x) => Math.round(Math.max(-1, Math.min(1, x)) * 32767));
 }
 
 export class Loudspeaker {
@@ -111,8 +148,7 @@ export class Player {
   // pieces: Int16Array, at least one. id: of the chosen device, empty for the default.
   async open(pieces, id) {
     this.context = new AudioContext({ sampleRate: RATE });
-    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
-    const buffer = this.context.createBuffer(1, length, RATE);
+    const buffer = this.context.createBuffer(1, total(pieces), RATE);
     let at = 0;
     for (const piece of pieces) {
       buffer.copyToChannel(floats(piece), 0, at);
@@ -141,6 +177,8 @@ function resume(context) {
   if (context && context.state !== "running") context.resume().catch(() => {}); // closed meanwhile
 }
 
+const total = (pieces) => pieces.reduce((sum, { length }) => sum + length, 0);
+
 function floats(pcm) {
   return Float32Array.from(pcm, (value) => value / 32768);
 }
@@ -151,5 +189,10 @@ export function samplesOf(base64) {
 }
 
 export function base64Of(samples) {
-  return btoa(String.fromCharCode(...new Uint8Array(samples.buffer)));
+  const bytes = new Uint8Array(samples.buffer);
+  let letters = "";
+  for (let at = 0; at < bytes.length; at += PART) {
+    letters += String.fromCharCode(...bytes.subarray(at, at + PART));
+  }
+  return btoa(letters);
 }
