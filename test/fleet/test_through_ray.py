@@ -151,7 +151,6 @@ def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
 
 
 def test_a_response_is_found_by_its_id_alone(client) -> None:
-    """Each is at one of two replicas."""
     for number in range(6):
         asked: Any = {"model": MODEL, "max_output_tokens": 2}
         first = client.responses.create(**asked, input=f"question {number}")

@@ -324,7 +324,6 @@ def test_the_examples_of_the_help_run(
 
 
 def test_every_exit_status_stands_in_the_table_of_the_documents() -> None:
-    """And no other: the table is the only list of them."""
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     table = text.split("| status | meaning |")[1].split("\n\n")[0]
     assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [str(int(s)) for s in ExitStatus]

@@ -94,7 +94,6 @@ def test_a_clients_first_session_is_taken_and_answered(omni, server) -> None:
 
 
 def test_a_clients_first_session_of_type_transcription_is_taken(omni, server) -> None:
-    """It names no model, asks for nothing else, and reads until `completed`."""
     before = counted(server)
     client = client_of(server)
     with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
@@ -195,7 +194,6 @@ def test_errors_that_clients_know(caller) -> None:
 
 
 def test_an_assistants_message_with_input_text(omni, caller) -> None:
-    """It is the assistant's text; Pipecat sends it so."""
     caller.write("Hello")
     part = {"type": "input_text", "text": "Hm."}
     item = {"type": "message", "role": "assistant", "content": [part]}

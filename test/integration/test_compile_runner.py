@@ -223,7 +223,6 @@ HARMS: list[Callable[[Path], object]] = [
 
 
 def test_a_model_that_does_not_fit_is_the_only_one_compiled(plan, clean, tree) -> None:
-    """And a lost manifest is written without compiling."""
     for harm in HARMS:
         harm(tree)
         lost = not (tree / MANIFEST_FILE).exists()

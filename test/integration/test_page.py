@@ -623,7 +623,6 @@ def test_the_conversation_has_half_of_a_phone_beside_open_settings(visitor) -> N
 
 
 def test_the_forms_of_docs_send_their_examples(browser, server) -> None:
-    """And a link leads from there to the page."""
     with visiting(browser, url_of(server)) as visitor:
         page = visitor.page
         visitor.open("/docs")

@@ -45,7 +45,6 @@ def test_a_written_reply(omni, caller) -> None:
 
 
 def test_instructions_options_and_voice(omni, caller) -> None:
-    """Those of the session, and over them those of one response."""
     hello: Any = {"role": "user", "content": "Hello"}
     voice = omni.info.speakers[1]
     caller.update(instructions="Be brief.", audio={"output": {"voice": voice}})

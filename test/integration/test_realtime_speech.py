@@ -263,7 +263,6 @@ def test_speech_that_may_not_interrupt_does_not(server) -> None:
 
 
 def test_a_turn_that_is_too_large_ends_all_the_same(omni) -> None:
-    """Also where all of its sound is in one event."""
     detection = {"type": "server_vad", "create_response": False}
     silence = np.zeros(RATE, np.float32)
     with serving(omni, max_realtime_bytes=300_000) as server, calling(server) as caller:

@@ -216,7 +216,6 @@ def pictures(count: int, height: int, width: int) -> list[bytes]:
 
 
 def test_a_video_of_pictures_is_the_apis_of_frames(omni, client) -> None:
-    """Its fields are honoured as there."""
     text = {"type": "text", "text": "What is it?"}
     for count, height, width, fields in (
         (4, 64, 96, {}),

@@ -340,7 +340,6 @@ def test_another_key_can_not_name_a_response() -> None:
 
 
 def test_media_are_those_of_a_chat(omni, client) -> None:
-    """Also where a later turn names the response alone."""
     wav, picture = QUESTION_WAV.read_bytes(), io.BytesIO()
     noise_image(64, 96).save(picture, "PNG")
     clip = {"data": base64.b64encode(wav).decode(), "format": "wav"}
@@ -477,7 +476,6 @@ CHAT_NAMED = {"type": "function", "function": {"name": "add"}}
 
 
 def test_tool_choice_and_formats_reach_the_model() -> None:
-    """Also all at once, as instructor sends them."""
     for choice, reached in (
         ("required", "required"),
         (NAMED, CHAT_NAMED),

@@ -17,7 +17,6 @@ from testing.verified import STAGES, short_questions
 
 @pytest.mark.repeats  # of test_torchneuron_engines.py: its replies; of test_verify.py: the verb
 def test_a_clean_checkpoint_holds(tmp_path: Path) -> None:
-    """Over the modules of its graphs."""
     folder, path = write_leaner_checkpoint(tmp_path / "checkpoint"), tmp_path / "reference.npz"
     write_reference(folder, path, short_questions(), tokens=4, frames=5)
     reference = read_reference(path, folder)

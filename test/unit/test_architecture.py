@@ -158,7 +158,6 @@ def test_only_tests_of_benchmarks_import_them() -> None:
 
 
 def test_another_library_is_measured_without_the_package() -> None:
-    """Its environment has that library alone."""
     peers = "bench.peers.llama, bench.peers.openvino"
     code = f"import sys; sys.modules[{NAME!r}] = None; import {peers}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -85,7 +85,6 @@ def slots_are_free(omni: Qwen3Omni) -> bool:
 
 
 def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(omni, monkeypatch) -> None:
-    """While text waits for more of it, which is not a wait for the next event."""
     engine, may_step = omni._pipeline._engines.thinker, threading.Event()
     original = engine.step
 

@@ -160,7 +160,6 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path) -> None:
 
 
 def test_a_hub_id_is_taken_from_the_cache_offline(checkpoint, tmp_path, monkeypatch) -> None:
-    """Without the cached copy the error says what to do."""
     commit = "0" * 40
     cached = tmp_path / "models--someone--omni"
     shutil.copytree(checkpoint, cached / "snapshots" / commit)

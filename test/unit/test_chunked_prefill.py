@@ -152,7 +152,6 @@ def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made, prompts) -> None:
 
 
 def test_a_copied_slot_goes_on_as_its_source(made, prompts) -> None:
-    """The source stays as it was, and so does the third."""
     prompt = prompts["everything"]
     expected = thought(made.thinker, 0, prompt, [0])
     thought(made.thinker, 2, prompts["words"], [0])

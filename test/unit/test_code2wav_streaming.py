@@ -133,7 +133,6 @@ def part(state: State) -> list[State]:
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 @pytest.mark.diagonal
 def test_stream_equals_one_full_decode_for_every_split(single, double, split, dtype) -> None:
-    """Over ten attention windows."""
     code2wav = double if dtype == torch.float64 else single
     codes = random_codes(10 * WINDOW + 3, streams=2)
     expected = code2wav(codes)
@@ -199,7 +198,6 @@ def as_chunks(sound: Sequence[np.ndarray]) -> list[Tensor]:
     ids=str,
 )
 def test_vocoder_in_one_slot(vocoder, single, split) -> None:
-    """Through the graphs, with a short last chunk."""
     codes = random_codes(sum(split))
     sound = []
     for begin, end in pairwise((0, *accumulate(split))):

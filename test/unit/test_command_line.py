@@ -107,7 +107,6 @@ def test_errors_name_flags_of_the_running_verb_alone() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
 def test_a_reader_that_leaves_ends_a_verb_without_a_word(arguments) -> None:
-    """With the status of a program that SIGPIPE ended."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

@@ -10,7 +10,6 @@ from qwen3_omni_neuron.compilation.versions import PACKAGE, missing_packages
 
 
 def test_an_extra_misses_what_is_not_there_or_too_old(monkeypatch) -> None:
-    """With the packages of the extras that it contains, and without those of other ones."""
     there = {"torch": "2.9", "fastapi": "0.100", "uvicorn": "0.60"}
     monkeypatch.setattr(versions, "installed_version", there.get)
     required = [

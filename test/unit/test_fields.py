@@ -573,7 +573,6 @@ def test_every_field_of_qwens_and_openais_parts_is_in_the_table() -> None:
 
 
 def test_a_field_of_a_part_reaches_the_reader_of_its_medium() -> None:
-    """Beside the part's object, inside it, and in Python."""
     for kind, name in OF_KINDS:
         given = {name: RIGHT[name], **WITH.get(name, {})}
         assert options_of(part(kind, None, **given)) == given

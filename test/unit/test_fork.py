@@ -163,7 +163,6 @@ def test_no_end_of_ours_does_anything_in_a_child(checkpoint) -> None:
 
 
 def test_one_module_alone_names_what_ends_with_a_process() -> None:
-    """Elsewhere it would be called in forked children, too."""
     named = {
         str(file.relative_to(PACKAGE))
         for file in PACKAGE.rglob("*.py")

@@ -31,7 +31,6 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_reply_is_json_of_its_schema_with_its_letters_as_they_are(omni, seed) -> None:
-    """With the keys in the schema's order, and the spaces of Qwen's templates."""
     options = {"thinker_do_sample": True, "thinker_temperature": 2.0, "thinker_top_k": 0, **LIMITS}
     for grammar in ({"json": SCHEMA}, {"json": SCHEMA, "strict": True}):
         result = omni.generate_text(HELLO, seed=seed, grammar=grammar, **options)

@@ -52,7 +52,6 @@ def test_no_graph_has_what_its_compiler_makes_slow() -> None:
 
 @pytest.mark.parametrize("instance", ["trn2.48xlarge", "trn2.3xlarge"])
 def test_a_core_can_load_every_default_graph(instance) -> None:
-    """All stages on the same cores, at the released sizes."""
     plan = make_plan(Path(), RELEASED, LIMITS, instance)
     graphs = count_graphs(RELEASED, plan, (plan.tp,))
     assert {one.graph.label: found for one in graphs if (found := faults(one.cost))} == {}

@@ -354,7 +354,6 @@ def test_a_start_is_a_step_over_zeros(models, frames, dtype) -> None:
 
 
 def test_a_row_without_a_slot_touches_no_stream(graphs, static) -> None:
-    """Also two of them in one call, at any position."""
     codes, idle = codes_of(3, 5), TINY_PLAN.max_concurrency
     short = graphs["code2wav[streams=3,frames=1]"]
     long = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)

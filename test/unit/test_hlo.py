@@ -121,7 +121,6 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path) -> None:
 
 
 def test_products_of_the_code_predictor_stay_in_float32(tmp_path) -> None:
-    """Over bfloat16 weights, which the graph widens."""
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     import torch
 

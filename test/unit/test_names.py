@@ -26,10 +26,10 @@ WORDS = {
         "LibriSpeech",
         "LangChain",
         "LiveKit",
-        "MoE",
-        "uuid",
-        "SoX",
         "ModelScope",
+        "MoE",
+        "SoX",
+        "uuid",
     ),
     *("DoRA", "LoRA"),
     *("KubeRay", "NeuronCores", "NxD", "TorchScript"),
@@ -124,7 +124,6 @@ def test_every_name_in_prose_exists(scope) -> None:
 
 
 def test_no_exception_is_left_over() -> None:
-    """Each stands in the prose, and would be reported."""
     found = {f.name for scope in SCOPES for file in files_of(scope) for f in unresolved(file)}
     assert not {*WORDS, *TREE, *ELSEWHERE, *TORCHNEURON} - found
 

@@ -6,7 +6,6 @@ from testing.not_run import COMMANDS, HARMLESS
 
 
 def test_every_reason_stands_in_a_test() -> None:
-    """And none is left over here."""
     own = ("testing/not_run.py", "test/unit/test_not_run.py")
     names = [name for name in index().paths if name.startswith("test") and name.endswith(".py")]
     files = [ROOT / name for name in names if name not in own]

@@ -155,7 +155,6 @@ def of_thinker_layers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @EVERY_FORM
 def test_weights_are_the_published_numbers_dequantised(made_of, config, name) -> None:
-    """Bit for bit in float32, every part of the model."""
     made = made_of(name)
     ours, theirs = (
         parameters(load_models(Checkpoint(folder), config, torch.float32))

@@ -197,7 +197,6 @@ def test_draws_are_distributed_as_transformers(case: str, sample: SampleIds) -> 
 
 @pytest.mark.parametrize("case", ["codes 1 to 15", *(name for name in DRAWS if "equal" in name)])
 def test_draws_of_a_graph_are_distributed_as_transformers(case: str) -> None:
-    """Each of the codes of 1000 frames."""
     logits, temperature, top_k, top_p, _ = DRAWS[case]
     noise = np.concatenate([noise_of_frame(Noise(3, TALKER).at(f), 15, VOCAB) for f in range(1000)])
     count, vocab = len(noise), logits.shape[1]

@@ -52,6 +52,19 @@ def test_every_public_method_has_an_example_on_the_page_of_python() -> None:
     assert {"options.RequestArguments", "options.LoadArguments"} < {*sections}
 
 
+def test_the_badges_have_the_versions_and_the_license_of_pyproject() -> None:
+    project = text_of("pyproject.toml")
+    first, end = re.search(r'requires-python = ">=3.(\d+),<3.(\d+)"', project).groups()  # type: ignore[union-attr]
+    versions = f"3.{first} to 3.{int(end) - 1}"
+    license_name = re.search(r'license = "(.+)"', project)[1]  # type: ignore[index]
+    for file, label, text in (
+        ("python", "Python", versions),
+        ("license", "License:", license_name),
+    ):
+        assert f"![{label} {text}](docs/{file}.svg)" in text_of("README.md")
+        assert f">{text}</text>" in text_of(f"docs/{file}.svg")
+
+
 def needed() -> set[str]:
     """The packages that every installation brings."""
     requirements = map(Requirement, metadata.requires("qwen3-omni-neuron") or ())

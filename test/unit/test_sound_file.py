@@ -150,7 +150,6 @@ BY_SOUNDFILE: dict[str, Make] = {
 
 
 def test_samples_are_those_of_libsndfile(monkeypatch) -> None:
-    """With PyAV and without it."""
     for av_module in (av, None):
         monkeypatch.setitem(sys.modules, "av", av_module)
         for name, make in BY_SOUNDFILE.items():

@@ -93,7 +93,6 @@ def test_the_speaking_size_is_that_of_the_checkpoint_that_ships() -> None:
 
 
 def test_a_parameter_filled_in_blocks_has_the_values_of_one_filled_at_once(monkeypatch) -> None:
-    """Also the row that ends a reply, in whichever block it lies."""
     at_once, in_blocks = torch.empty(2, 10, 48)
     numbers = 1, 0.0, 1.0, 9
     draw(at_once, "thinker.lm_head.weight", *numbers)

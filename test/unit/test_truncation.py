@@ -242,7 +242,6 @@ def test_what_does_not_fit_with_its_last_turn_alone_is_refused(small) -> None:
 
 
 def test_an_old_turn_longer_than_the_context_is_dropped(small, monkeypatch) -> None:
-    """It is not tokenised either."""
     prompt_builder, long = small.prompt_builder, user(text("Hm? " * 100_000))
     encode, longest = Tokenizer._encode, []
     monkeypatch.setattr(Tokenizer, "_encode", lambda *a: longest.append(len(a[2])) or encode(*a))
