@@ -2,7 +2,7 @@
  * and stride 2 over mels and time, each with a gelu. Called by audio_convolutions.py only.
  *
  * Images are [mels, times, channels]. An output's inputs are gathered into a row, so that the
- * convolution is a product of rows; a chunk's result depends neither on the other chunks nor on threads.
+ * convolution is a product of rows; a chunk's result does not depend on other chunks or threads.
  */
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "parallel.h"
 
 enum { TAPS = 3 };
-/* Rows of a task, at least: enough for the widest tile to be worth widening the weights. */
+/* Fewest rows of a task: enough for the widest tile to be worth widening the weights. */
 enum { ROWS_A_TASK = 48 };
 
 /* One convolution of all chunks. */
@@ -20,8 +20,8 @@ typedef struct {
     const Matrix *w;
     const float *x;      /* [chunks, mels, times, channels] */
     int64_t mels, times; /* of x */
-    int64_t filled;      /* times of x before those that are zero */
-    int64_t lines;       /* mels of y that a task computes */
+    int64_t filled;      /* times of x before its zeros */
+    int64_t lines;       /* mels of y per task */
     float *y;            /* [chunks, mels, times, channels], or for the last one [chunks, times, channels, mels] */
     int last;
 } Convolution;
@@ -31,7 +31,7 @@ static int64_t half_of(int64_t count)
     return (count + 1) / 2;
 }
 
-/* Gather the inputs of one output: zeros beyond the image. */
+/* Gather one output's inputs: zeros beyond the image. */
 static void gather(float *row, const Convolution *c, const float *image, int64_t mel, int64_t time)
 {
     int64_t channels = c->w->into / (TAPS * TAPS);

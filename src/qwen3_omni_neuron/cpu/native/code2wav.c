@@ -1,8 +1,8 @@
 /* Code2wav (model.code2wav.Code2Wav): frames of codes to samples. Called by code2wav.py only.
  *
- * What comes before the first block's units works on rows [time, channels] of all streams together, a
- * part of the frames at a time; see wave.h for the rest, which is stream by stream. A stream's result
- * depends neither on the other streams, nor on threads, nor on how its frames are cut into calls.
+ * The parts before the first block's units process rows [time, channels] of all streams together, a
+ * part of the frames at a time; wave.h has the rest, stream by stream. A stream's result does not
+ * depend on other streams, threads, or the split of its frames into calls.
  */
 
 #include <math.h>
@@ -15,15 +15,15 @@
 #include "wave.h"
 
 enum { TAPS = 7, UP_TAPS = 2 };
-/* Frames of a stream that are computed together: bounds the memory of a long call. */
+/* Frames of a stream computed together: bounds a long call's memory. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
-/* Split a stream above this many multiplications (1 ms); below the second limit wake no helper. */
+/* Split a stream above LONG_WAVE multiplications (1 ms); wake no helper below SHORT_CALL. */
 enum { LONG_WAVE = 1 << 26, SHORT_CALL = 1 << 25 };
 
 /* ---- a stream's state ---- */
 
-/* Keys or values of all layers that a state holds: [layers, kv_heads, window - 1, head_dim]. */
+/* Keys or values of all layers in a state: [layers, kv_heads, window - 1, head_dim]. */
 static int64_t held_floats(const Decoder *d)
 {
     return d->layers * d->kv_heads * (d->window - 1) * d->head_dim;
@@ -41,11 +41,11 @@ int64_t code2wav_state_size(const Code2Wav *c)
 typedef struct {
     char *all;
     Memory memory; /* its x: the transformer's rows */
-    KvCache kv;    /* a slot a stream; positions window - 1 + frames */
+    KvCache kv;    /* a slot per stream; positions window - 1 + frames */
     int64_t *slots, *at, *from;
     float *cosine, *sine;
     float *rows, *normed; /* [rows, hidden], later [rows, channels], with strides */
-    float *wide;          /* a feed-forward's or gathered rows */
+    float *wide;          /* a feed-forward's rows, or gathered ones */
     float *inputs;        /* of the wave: [samples, channels] of each stream */
 } Front;
 
@@ -93,8 +93,8 @@ static int allocate(Front *f, const Code2Wav *c, int64_t streams, int64_t frames
 
 /* ---- transformer ---- */
 
-/* Copy keys or values between a stream's state and the cache. held: in the state, or NULL for zeros;
- * start: position in the cache of the first. */
+/* Copy keys or values between a stream's state and the cache. held: in the state; NULL: zeros. start:
+ * the first one's position in the cache. */
 static void copy_held(const Decoder *d, const KvCache *kv, float *cache, int64_t stream,
                       int64_t start, float *to_state, const float *held)
 {
@@ -120,7 +120,7 @@ typedef struct {
     int64_t frames, all_frames;
 } Embedding;
 
-/* A row of the hidden states in f->memory: the mean of its codes' rows. */
+/* Compute a row of the hidden states in f->memory: the mean of its codes' rows. */
 static void embed_row(void *work, int64_t row, float *scratch)
 {
     const Embedding *e = work;
@@ -178,8 +178,7 @@ static int transform(Team *team, const Front *f, const Embedding *e, int64_t str
 
 /* ---- rows before the blocks ---- */
 
-/* Rows of several streams, [streams, count, width], which follow those that the streams' states
- * hold. */
+/* Rows of several streams, [streams, count, width], which follow the rows in the streams' states. */
 typedef struct {
     const float *x;
     int64_t stride, streams, count, width, reach;
@@ -187,7 +186,7 @@ typedef struct {
     int64_t state_size;
 } Streamed;
 
-/* Row t of a stream: up to `reach` before its first. */
+/* Return row t of a stream, from -`reach` on. */
 static const float *row_at(const Streamed *r, int64_t stream, int64_t t)
 {
     if (t >= 0)
@@ -200,14 +199,14 @@ static void keep(const Streamed *r)
 {
     size_t bytes = (size_t)r->width * sizeof(float);
     for (int64_t s = 0; s < r->streams; s++)
-        for (int64_t i = 0; i < r->reach; i++) /* reads a row of the state before it is replaced */
+        for (int64_t i = 0; i < r->reach; i++) /* reads a row of the state before replacing it */
             memcpy(r->state + s * r->state_size + i * r->width,
                    row_at(r, s, r->count - r->reach + i), bytes);
 }
 
 typedef struct {
     Streamed rows;
-    int64_t first; /* row of each stream with which the results begin */
+    int64_t first; /* first row of each stream with a result */
     float *y;
     int64_t y_stride;
     const Stage *stage; /* for depthwise and layer norm */
@@ -235,7 +234,7 @@ static void depthwise_some(void *work, int64_t task, float *unused)
     }
 }
 
-/* y = a row and those that it reaches back to, side by side. */
+/* y = a row and the earlier rows that it needs, side by side. */
 static void gather_some(void *work, int64_t task, float *unused)
 {
     const Window *w = work;
@@ -254,7 +253,7 @@ static void gather_some(void *work, int64_t task, float *unused)
         }
 }
 
-/* Run a window's task on all rows; cost: of a row. */
+/* Run a window's task on all rows. cost: of a row. */
 static int slide(Team *team, Task task, const Window *w, int64_t cost)
 {
     int64_t rows = w->rows.streams * (w->rows.count - w->first);
@@ -297,8 +296,8 @@ static int run_stage(Team *team, const Front *f, const Stage *stage, int64_t str
            product(team, f->rows, stride, f->wide, wide, rows, &stage->fc2, 1);
 }
 
-/* Run everything between transformer and wave: f->inputs from f->normed. Moves *state, of the first
- * stream, past these parts. Returns the inputs of the wave of each stream, 0 if allocation fails. */
+/* Run the parts between transformer and wave: f->inputs from f->normed. Advances *state, of the first
+ * stream, past these parts. Returns the number of the wave's inputs per stream, 0 if allocation fails. */
 static int64_t run_front(Team *team, Front *f, const Code2Wav *c, int64_t streams, int64_t frames,
                          int first, float **state)
 {
@@ -375,8 +374,8 @@ static void wave_task(void *work, int64_t stream, float *unused)
     run_one_wave(work, NULL, stream);
 }
 
-/* Streams have a thread each where there are enough of them and a stream takes only moments. Else the
- * threads share the work of one after the other: helpers can be reclaimed early. */
+/* If there are enough short streams, each gets a thread. Otherwise the threads share the work of one
+ * stream after the other: helpers can be reclaimed early. */
 static int run_waves(Team *team, Waves *w, int64_t streams)
 {
     int64_t cost = wave_cost(&w->c->wave, w->inputs);
@@ -404,7 +403,7 @@ int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64
     Front front;
     if (!allocate(&front, c, streams, most))
         return NO_MEMORY;
-    for (int64_t s = 0; s < streams; s++) { /* keys and values are written without having been read */
+    for (int64_t s = 0; s < streams; s++) { /* keys and values are written before they are read */
         size_t bytes = (size_t)(size - kv) * sizeof(float);
         if (state == NULL)
             memset(new_state + s * size + kv, 0, bytes);

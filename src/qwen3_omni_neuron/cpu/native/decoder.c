@@ -14,7 +14,7 @@
 enum { ARRAYS = 11 };
 static void array_sizes(int64_t *sizes, const Decoder *d, int64_t rows)
 {
-    int64_t runs = d->experts ? rows * d->chosen : rows; /* of an expert on a row */
+    int64_t runs = d->experts ? rows * d->chosen : rows; /* pairs of expert and row */
     int64_t floats[7] = {
         rows * d->hidden,
         rows * row_stride(d->hidden),
@@ -90,7 +90,7 @@ typedef struct {
     int64_t number; /* of the layer */
 } Attention;
 
-/* Where the keys and values of a row's KV head begin. */
+/* Return where the keys and values of a row's KV head begin. */
 static int64_t head_start(const Attention *a, int64_t row, int64_t head)
 {
     int64_t slot = a->number * a->kv->slots + a->rows->slots[row];
@@ -137,7 +137,7 @@ static void write_kv_rows(void *work, int64_t task, float *unused)
         write_kv_row(a, r);
 }
 
-/* Attend with up to QUERIES queries over one KV head. heads: those of the queries. */
+/* Attend with up to QUERIES queries over one KV head. heads: the queries'. */
 static void attend_together(const Attention *a, int64_t kv_head, const int64_t *row,
                             const int64_t *head, int64_t count, float *scratch)
 {
@@ -157,8 +157,7 @@ static void attend_together(const Attention *a, int64_t kv_head, const int64_t *
                     width, scratch);
 }
 
-/* Attend with a tile's rows, over one KV head: with all heads that share it, so that a key is read once
- * for all of them. */
+/* Attend with a tile's rows over one KV head: with all heads that share it, so that a key is read once. */
 static void attend_tile(void *work, int64_t task, float *scratch)
 {
     const Attention *a = work;
@@ -176,8 +175,8 @@ static void attend_tile(void *work, int64_t task, float *scratch)
     }
 }
 
-/* Group rows of one slot that follow each other. Returns the number of groups; *longest becomes the
- * most positions that a row sees, *pairs how many pairs of rows and positions there are. */
+/* Group consecutive rows of one slot. Returns the number of groups; *longest becomes the most positions
+ * that a row sees, *pairs the number of pairs of rows and positions. */
 static int64_t make_tiles(int64_t *tiles, const Rows *rows, int64_t *longest, int64_t *pairs)
 {
     int64_t count = 0;

@@ -26,11 +26,11 @@ typedef struct {
     float *gathered, *gated; /* [rows * chosen or rows, hidden], [.., the larger ffn] */
     int64_t *order;          /* [rows * chosen]: rows by expert */
     int64_t *first;          /* [experts + 1]: where each expert's rows begin in order */
-    int64_t *used;           /* [experts]: those that have rows, the lowest first */
+    int64_t *used;           /* [experts]: experts with rows, ascending */
     int64_t *tiles;          /* [rows + 1]: first row of each group of rows that attend together */
 } Memory;
 
-/* Bytes of the arrays of `rows` rows, and the arrays, cut from a block of that size. */
+/* Return the bytes of the arrays of `rows` rows; cut the arrays from a block of that size. */
 int64_t memory_size(const Decoder *d, int64_t rows);
 void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
 
@@ -41,7 +41,7 @@ void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
 int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv, const Rows *rows,
                int64_t accept_layer, float *accepted, const Deepstack *deepstack);
 
-/* y = norm(x) for rows. y has a stride of its own, x is dense. */
+/* y = norm(x) for rows. y has its own stride, x is dense. */
 int norm_rows(Team *team, float *y, int64_t y_stride, const float *x, int64_t rows,
               const float *weight, int64_t width, float eps);
 

@@ -9,7 +9,7 @@
 #include "kernels.h"
 #include "library.h"
 
-/* The logit of an id, which the mask may forbid. */
+/* Return an id's logit; minus infinity if the mask forbids it. */
 static float allowed(const float *logits, const uint32_t *mask, int64_t id)
 {
     return mask == NULL || mask[id / 32] >> id % 32 & 1 ? logits[id] : -INFINITY;
@@ -62,7 +62,7 @@ static void sort(float *x, int64_t count)
     }
 }
 
-/* The k-th largest logit. heap: room for k. */
+/* Return the k-th largest logit. heap: space for k. */
 static float kth_largest(float *heap, const float *logits, const uint32_t *mask, int64_t vocab,
                          int64_t k)
 {
@@ -76,8 +76,8 @@ static float kth_largest(float *heap, const float *logits, const uint32_t *mask,
     return heap[0];
 }
 
-/* The least score that top p keeps. An id is dropped if the likelier ids add up to top_p already. Rounds
- * like sample_top: torch computes a cumulative sum in float64 and rounds each element to float32. */
+/* Return the least score that top-p keeps. An id is dropped if likelier ids reach top_p. Rounds like
+ * sample_top: torch computes a cumulative sum in float64 and rounds each element to float32. */
 static float least_of_top_p(float *spare, const float *scores, int64_t count, float top_p)
 {
     float *sorted = spare, *weights = spare + count, least = 0;
@@ -104,13 +104,13 @@ int64_t remaining(int64_t *ids, float *scores, float *spare, const float *logits
     if (top_k > 0 && top_k < vocab)
         above = nextafterf(kth_largest(spare, logits, mask, vocab, top_k), -INFINITY);
     for (int64_t i = 0; (i = kernels->first_above(logits, mask, i, vocab, above)) < vocab; i++) {
-        if (!isless(logits[i], INFINITY)) /* NaN is not less, and found whatever the bound is */
+        if (!isless(logits[i], INFINITY)) /* NaN is not less, and is found whatever the bound */
             return 0;
         ids[count] = i;
         scores[count++] = logits[i];
         most = logits[i] > most ? logits[i] : most;
     }
-    /* Subtracted first: at a low temperature a large score would round the noise away. */
+    /* Subtract first: at a low temperature a large score would round the noise away. */
     for (int64_t i = 0; i < count; i++)
         scores[i] = (scores[i] - most) / temperature;
     if (top_p < 1)

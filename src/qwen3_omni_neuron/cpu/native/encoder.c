@@ -1,7 +1,7 @@
 /* A transformer layer of the audio encoder (model.audio_encoder.AudioEncoderLayer) or of the vision
  * encoder (model.vision_encoder.VisionLayer). Called by encoder_layers.py only.
  *
- * A frame's result depends neither on the other frames nor on threads. */
+ * A frame's result does not depend on other frames or threads. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "product.h"
 
 enum { ROWS_A_TASK = 8 };
-/* Queries of one head that a task takes: QUERIES at most. */
+/* Queries of one head per task: at most QUERIES. */
 enum { QUERIES_A_TASK = 16 };
 
 /* Buffers for a call. Heads are `width` floats wide, zeros after their head_dim: whole vectors. */
@@ -77,7 +77,7 @@ static void split_heads(void *work, int64_t task, float *unused)
     const EncoderLayer *l = c->layer;
     int64_t size = l->head_dim, half = size / 2;
     int64_t end = smaller(c->frames * c->rows, (task + 1) * ROWS_A_TASK);
-    /* Attention divides by the root of the width that it sees: of 80, where a head has 72. */
+    /* Attention divides by the root of its width: 80 for a head of 72. */
     float scale = c->width == size ? 1.0f : sqrtf((float)c->width / (float)size);
     (void)unused;
     for (int64_t r = task * ROWS_A_TASK; r < end; r++)
@@ -128,7 +128,7 @@ static void attend_some(void *work, int64_t task, float *scratch)
                mixed[r - start], (size_t)l->head_dim * sizeof(float));
 }
 
-/* A panel of the first half of the feed-forward, activated. */
+/* Compute a panel of the feed-forward's first half, activated. */
 static void widen_panel(void *work, int64_t task, float *unused)
 {
     const Call *c = work;

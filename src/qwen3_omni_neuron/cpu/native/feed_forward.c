@@ -14,21 +14,21 @@ enum { ROWS_A_TASK = 8 };
 typedef struct {
     const Memory *m;
     int64_t hidden, ffn, experts, rows;
-    int64_t group; /* panels of a task */
+    int64_t group; /* panels per task */
     const Matrix *gate_up, *down;
-    const float *scale; /* of a dense one's rows; NULL for 1 */
-    int64_t used; /* experts that have rows: m->used; 1 of a dense one */
-    const float *x; /* inputs as gate and up take them: [rows of all experts, hidden] */
-    float *own;     /* where inputs are written in a form of their own, which may be m->normed */
+    const float *scale; /* factor of each row of a dense one; NULL: 1 */
+    int64_t used; /* experts with rows: m->used; 1 for a dense one */
+    const float *x; /* inputs in the form that gate and up accept: [rows of all experts, hidden] */
+    float *own;     /* where inputs are written in another form; may be m->normed */
 } FeedForward;
 
-/* Expert number `index` of those that have rows. */
+/* Return the expert of this index among those with rows. */
 static int64_t expert_at(const FeedForward *f, int64_t index)
 {
     return f->experts ? f->m->used[index] : 0;
 }
 
-/* Rows that run on one expert, or all rows of a dense feed-forward (experts 0). */
+/* Count the rows of one expert, or all rows of a dense feed-forward (experts 0). */
 static int64_t rows_of(const FeedForward *f, int64_t expert)
 {
     return f->experts ? f->m->first[expert + 1] - f->m->first[expert] : f->rows;
@@ -39,7 +39,7 @@ static int64_t first_of(const FeedForward *f, int64_t expert)
     return f->experts ? f->m->first[expert] : 0;
 }
 
-/* Some columns of silu(gate) * up of one expert's rows. */
+/* Compute some columns of silu(gate) * up of one expert's rows. */
 static void gate_panels(void *work, int64_t task, float *gates)
 {
     const FeedForward *f = work;
@@ -90,7 +90,7 @@ static void add_down_panels(void *work, int64_t task, float *outs)
     }
 }
 
-/* Write rows of m->normed as gate and up take them. */
+/* Write rows of m->normed in the form that gate and up accept. */
 static void take_gate_up(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -106,7 +106,7 @@ static int take_rows(Team *team, FeedForward *f)
                      f->rows * f->hidden, 1);
 }
 
-/* Write one expert's inputs of down as it takes them, in place. */
+/* Write one expert's inputs of down in the form that it accepts, in place. */
 static void take_down(void *work, int64_t task, float *unused)
 {
     const FeedForward *f = work;
@@ -123,7 +123,7 @@ static int run_gates(Team *team, FeedForward *f, int64_t most, int64_t cost)
                      2 * most * f->group * PANEL);
 }
 
-/* m->x += a dense feed-forward of m->normed. scale [rows]: factor of each row; NULL for 1. */
+/* m->x += a dense feed-forward of m->normed. scale [rows]: factor of each row; NULL: 1. */
 static int add_dense(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
                      const Matrix *gate_up, const Matrix *down, const float *scale)
 {
@@ -167,7 +167,7 @@ static void choose(const Decoder *d, float *router)
         router[e] = router[e] < 0 ? -router[e] / total : 0;
 }
 
-/* List the rows by expert: m->order and m->first. Returns how many there are. */
+/* List the rows by expert: m->order and m->first. Returns their number. */
 static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
 {
     int64_t count = 0;

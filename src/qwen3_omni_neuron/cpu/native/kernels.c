@@ -1,16 +1,15 @@
-/* The kernels for each kind of processor, and the choice among them. */
+/* The kernels of each kind of processor, and their selection. */
 
 #include "kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Types of a tile beside those of weights: by the instructions of AVX512-VNNI. FLOAT16 is a type of scales
- * alone. */
+/* Types of a tile beside those of weights: with AVX512-VNNI. FLOAT16 is only a type of scales. */
 enum { INT4_VNNI = FLOAT16, INT8_VNNI = COMPACT + 1, TYPES };
 
-/* A product of rows and panels of one type, of `outs` outputs. panels: the first one, with whose outputs
- * y, scale and bias begin; next: see multiply. */
+/* Product of rows and panels of one type, of `outs` outputs. panels: the first one, where y, scale and
+ * bias begin. next: see multiply. */
 typedef struct {
     float *y;
     const float *x;
@@ -71,13 +70,13 @@ typedef struct {
 /* Four floats: any x86-64, and ARM. */
 #define KIND(name) name##_plain
 #define LANES 4
-#define REGISTERS 32 /* of ARM; an x86-64 with 16 keeps some sums in memory */
+#define REGISTERS 32 /* ARM's; an x86-64 with 16 keeps some sums in memory */
 #define TILE_ROWS 4
 #include "vector_kernels.h"
 
 const Kernels *kernels = &kernels_plain;
 
-/* The kernels of each kind that this processor can run, the best first. */
+/* The kernels of the kinds that this processor can run, the best first. */
 static const Kernels *kinds[4];
 
 __attribute__((constructor)) static void choose_kernels(void)
@@ -98,7 +97,7 @@ __attribute__((constructor)) static void choose_kernels(void)
     kernels = kinds[0];
 }
 
-/* For tests: take the kernels of this name. Returns 0 where this processor lacks them. */
+/* For tests: use the kernels of this name. Returns 0 if this processor lacks them. */
 int use_kernels(const char *name)
 {
     for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++)

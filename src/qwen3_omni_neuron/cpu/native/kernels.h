@@ -1,7 +1,7 @@
 /* The arithmetic of a few rows, of prompts, and of code2wav's decoder blocks, in float32.
  *
- * Arrays are row-major; a stride is the floats from one row to the next. A row's result depends
- * neither on the other rows nor on threads. Compiled once for each kind of processor.
+ * Arrays are row-major; a stride is the number of floats from one row to the next. A row's result does
+ * not depend on other rows or threads. Compiled once per kind of processor.
  */
 
 #ifndef KERNELS_H
@@ -21,35 +21,35 @@ static inline int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Floats from one row to the next in arrays that `multiply` reads: rows that lie a power of two apart
- * would share few lines of the cache. */
+/* Floats from one row to the next in arrays that `multiply` reads: rows a power of two apart would
+ * share few cache lines. */
 static inline int64_t row_stride(int64_t width)
 {
     return (width + 15) / 16 * 16 + 16;
 }
 
-/* Rows up to which a task has several panels. */
+/* Most rows for which a task has several panels. */
 enum { FEW_ROWS = 12 };
 /* Steps that `quantise` tries for a group. */
 enum { QUANTISED_STEPS = 22 };
-/* Panels that one call of multiply takes. */
+/* Most panels of one call of multiply. */
 enum { PANELS_AT_ONCE = 4 };
-/* Queries that one call of attend takes, which share their keys. */
+/* Most queries of one call of attend, which share keys. */
 enum { QUERIES = 32 };
 
-/* Points at which a convolution of code2wav's units multiplies, and inputs of a pair of outputs. */
+/* Points of a convolution of code2wav's units, and inputs of a pair of outputs. */
 enum { POINTS = 8 };
 
 typedef struct {
     const char *name;
-    /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x where add. x [rows,
-     * into], or as take_inputs of product.h writes them; y [rows, up to panels * PANEL], the outputs of
-     * these panels. next: as many panels of this shape that the thread takes after these, fetched as
-     * these end; NULL: those that follow in w. */
+    /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x if add. x [rows, into], or
+     * as written by take_inputs of product.h; y [rows, up to panels * PANEL], these panels' outputs.
+     * next: the thread's next panels, of this number and shape, prefetched at the end; NULL: the
+     * following ones in w. */
     void (*multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
                      const Matrix *w, int64_t first, int64_t panels, int add, const char *next);
-    /* Write `into` inputs of a row as integers, as INT8 or INT4 weights take them: see take_inputs of
-     * product.h. to: may be x. */
+    /* Write `into` inputs of a row as integers for INT8 or INT4 weights: see take_inputs of product.h.
+     * to: may be x. */
     void (*take)(void *to, const float *x, int64_t into, int64_t type);
     /* Round a group of a panel, w [group, PANEL], to an INT4 block with bfloat16 scales. The weights
      * are bfloat16 numbers. */
@@ -68,12 +68,12 @@ typedef struct {
     /* y = e^x within 2 units in the last place; y may be x. */
     void (*exponentials)(float *y, const float *x, int64_t width);
     /* Attention of up to QUERIES queries over keys and values [positions, width]: query i sees
-     * positions from[i] up to to[i]. scratch: queries * (largest `to` + 16) floats. */
+     * positions [from[i], to[i]). scratch: queries * (largest `to` + 16) floats. */
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
                    const int64_t *to, int64_t count, const float *keys, const float *values,
                    int64_t width, float *scratch);
-    /* Write the inputs of a pair of outputs, POINTS rows x [width], as those of each point, y [POINTS,
-     * width], which lie y_stride floats apart: see wave.c. Up to WIDEST floats after each row are read
+    /* Convert the inputs of a pair of outputs, POINTS rows x [width], to each point's inputs, y
+     * [POINTS, width], y_stride floats apart: see wave.c. Up to WIDEST floats after each row are read
      * and written, too. */
     void (*spread)(float *y, int64_t y_stride, const float *const *x, int64_t width);
     /* Add up products of the points [POINTS, count]: the first outputs of pairs replace the first
@@ -82,8 +82,8 @@ typedef struct {
     /* y = x + inverse_magnitude * sin(frequency * x)^2 for one sample of every channel; y may be x. */
     void (*snake_row)(float *y, const float *x, const float *frequency,
                       const float *inverse_magnitude, int64_t width);
-    /* The first of the elements from `from` on that is above a bound or NaN, and has its bit in the
-     * mask unless that is NULL; count where none is. */
+    /* Return the first element from `from` on that is above a bound or NaN, and whose bit is in the
+     * mask, unless NULL; else count. */
     int64_t (*first_above)(const float *x, const uint32_t *mask, int64_t from, int64_t count,
                            float bound);
 } Kernels;

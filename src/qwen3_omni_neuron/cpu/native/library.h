@@ -1,14 +1,14 @@
 /* The library's interface: the constants, structs and functions that Python uses.
  *
- * The C compiler and cffi (see sources.py) both read this file. cffi leaves out lines that begin
- * with #, so nothing here may depend on the preprocessor. Pointers are not kept by a call. */
+ * The C compiler and cffi (see sources.py) both read this file. cffi skips lines that begin with #, so
+ * nothing here may depend on the preprocessor. No call keeps a pointer. */
 
 #ifndef LIBRARY_H
 #define LIBRARY_H
 
 #include <stdint.h>
 
-/* Digest of the C sources that the library was compiled from. */
+/* Digest of the library's C sources. */
 extern const int64_t source_digest;
 
 /* Return values of the functions below. */
@@ -19,35 +19,35 @@ enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2, UNSUITED = 3 };
 /* Outputs of a matrix that lie side by side: see Matrix. */
 enum { PANEL = 32 };
 
-/* Types of weights, and FLOAT16 of scales. They are widened to float32 when they are used. COMPACT are
- * bfloat16 numbers in 12 bits. */
+/* Types of weights, and FLOAT16 of scales, widened to float32 on use. COMPACT: bfloat16 numbers in 12
+ * bits. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, FLOAT16 = 4, COMPACT = 5 };
 
 /* The compact form, see Matrix: */
-enum { BLOCK_INPUTS = 256 }; /* inputs of a block */
-enum { EXCEPTIONS = 24 };    /* most exceptions of a block */
+enum { BLOCK_INPUTS = 256 }; /* inputs per block */
+enum { EXCEPTIONS = 24 };    /* most exceptions per block */
 enum { BLOCK_HEAD = 128 };   /* bytes of a block's head: PANEL + 4 * EXCEPTIONS */
 enum { QUAD_BYTES = 192 };   /* bytes of four inputs of a panel: 3 * 2 * PANEL */
-enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
+enum { EXPONENTS = 16 };     /* exponents encoded by 4 bits */
 
-/* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
- * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
- * number of rows and of threads, a row's result is the same.
+/* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. A
+ * panel's products are sums side by side, each over `into` in order: a row's result is the same for
+ * every processor and number of rows and threads.
  *
- * An INT4 panel is a block for each `group` inputs, the last filled up with zeros. A block holds
+ * An INT4 panel has a block for each `group` inputs, the last padded with zeros. A block has
  *   uint32 [group / 8, PANEL]: the numbers of 8 inputs plus 8, the first in the lowest 4 bits;
  *   [PANEL] scales of scale_type, of either sign.
  * A weight is scale * number. Products of INT8 and INT4 are of integers: see take_inputs of product.h.
  *
- * A COMPACT panel has the heads of all its blocks, of BLOCK_INPUTS inputs and the last of what is left,
- * and then its quads, of four inputs each. All is little-endian. Of the 32 places of a row, place
- * 16 h + 2 i + j is output 16 h + 8 j + i, for i up to 7.
- * A head holds
+ * A COMPACT panel has the heads of all its blocks, of BLOCK_INPUTS inputs or, the last one, fewer, and
+ * then its quads, of four inputs each. All is little-endian. Place 16 h + 2 i + j of a row's 32 is
+ * output 16 h + 8 j + i, for i up to 7.
+ * A head has
  *   uint8 [PANEL]: the lowest exponent of the numbers in each place;
  *   uint32 [EXCEPTIONS]: the numbers with an exponent below the lowest or more than 15 above it, as
  *     (input of the block * PANEL + place) << 16 | bfloat16 bits, ascending, then UINT32_MAX if there are
  *     fewer. In their place a quad has their sign and mantissa with any exponent.
- * A quad holds uint16 words [3, PANEL]. Step: a number's exponent less the lowest.
+ * A quad has uint16 words [3, PANEL]. Step: a number's exponent less the lowest.
  *   bits            15     14 to 11                           10 to 7  6 to 0
  *   of each word    sign   -                                  step     mantissa: inputs 0, 1 and 2
  *   of the first    -      step of input 3                    -        -
@@ -55,8 +55,8 @@ enum { EXPONENTS = 16 };     /* exponents that 4 bits tell apart */
  *   of the third    -      lower 3 bits of it, then its sign  -        - */
 typedef struct {
     const void *panels;
-    const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
-    const float *bias;  /* [out], added to each output; NULL for none */
+    const float *scale; /* [out], factor of each output; NULL: 1 */
+    const float *bias;  /* [out], added to each output; NULL: none */
     int64_t into, out;
     int64_t type;
     int64_t group;      /* of INT4: inputs with one scale, a multiple of 32 */
@@ -76,8 +76,8 @@ int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_
                   int64_t bytes, int widen);
 
 /* Pack `count` dense bfloat16 matrices [out, into], with all threads of the pool, as COMPACT:
- * cpu.native.binding.pack_compact_in_c. Returns UNSUITED where a block has too many exceptions. into: a multiple
- * of 4. */
+ * cpu.native.binding.pack_compact_in_c. Returns UNSUITED if a block has too many exceptions. into: a
+ * multiple of 4. */
 int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into);
 
 /* Round `count` dense bfloat16 matrices [out, into] to INT4 panels with bfloat16 scales, with all
@@ -85,18 +85,18 @@ int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out
 int quantise_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
                       int64_t group);
 
-/* y = w x + bias for rows [rows, into], which lie x_stride floats apart. */
+/* y = w x + bias for rows [rows, into], x_stride floats apart. */
 int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,
                   int64_t threads);
 
-/* Let up to `threads` threads of this process work at once, callers included. Threads are started
- * when a team needs them; the pool never shrinks. */
+/* Let up to `threads` threads of this process work at once, callers included. A team starts the threads
+ * that it needs; the pool never shrinks. */
 void grow_pool(int64_t threads);
 
 /* ---- thinker and talker ---- */
 
-/* A decoder layer. Pointers are NULL and matrices without panels where a layer has none: qk_norm in
- * code2wav; router and shared_* of dense layers, shared_* of the thinker. */
+/* A decoder layer. Absent parts are NULL pointers and matrices without panels: qk_norm in code2wav;
+ * router and shared_* of dense layers, shared_* of the thinker. */
 typedef struct {
     const float *attention_norm;     /* [hidden] */
     Matrix qkv;                      /* [(heads + 2 kv_heads) * head_dim, hidden] */
@@ -113,9 +113,9 @@ typedef struct {
 
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
-    int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
-    int64_t window;     /* of code2wav: positions that a row sees, its own counted; `from` of Rows says so */
-    int32_t normalized; /* the chosen experts' weights add up to 1 */
+    int64_t experts, chosen, shared_ffn; /* experts: 0 for dense layers */
+    int64_t window;     /* code2wav's: positions that a row sees, including its own; sets `from` of Rows */
+    int32_t normalized; /* the chosen experts' weights sum to 1 */
     float norm_eps;
     const Layer *layer; /* [layers] */
     const float *norm;  /* [hidden] */
@@ -144,19 +144,18 @@ typedef struct {
     int64_t threads;          /* that a call may use */
 } Stepper;
 
-/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
- * filled. positions [rows]: each row's rope position. A row's input is row ids[row] of the table and,
- * unless NULL, its slot's row of added [slots, hidden]. Writes logits [rows, vocab] and, unless NULL,
- * the slots' rows of hidden [slots, hidden], which are normed. Several threads may call it for
- * different slots. */
+/* Run a decode step. slots, lengths [rows]: each row's slot, and its number of filled positions.
+ * positions [rows]: rope positions. A row's input is row ids[row] of the table plus, unless NULL, its
+ * slot's row of added [slots, hidden]. Writes logits [rows, vocab] and, unless NULL, the slots'
+ * post-norm rows of hidden [slots, hidden]. Several threads may call it for different slots. */
 int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
                 const float *positions, const Table *table, const int64_t *ids, const float *added,
                 float *logits, float *hidden);
 
-/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows].
- * The first `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden].
- * deepstack: its rows ascend. Writes, unless logits is NULL, the last row's logits [vocab] and hidden
- * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
+/* Run `rows` rows of a prompt that follow a slot's first `start` rows. positions [3, rows]. The first
+ * `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden]. deepstack:
+ * its rows ascend. Writes, unless logits is NULL, the last row's logits [vocab] and post-norm hidden
+ * [hidden], and unless NULL accepted [rows, hidden]: see run_layers. */
 int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
             const Table *table, const int64_t *ids, int64_t named, const float *x,
             const Deepstack *deepstack, int64_t accept_layer, float *accepted, float *logits,
@@ -174,9 +173,9 @@ typedef struct {
     int64_t threads;            /* that a call may use */
 } Predictor;
 
-/* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
- * code0 [slots]; noise [slots, steps, vocab], top_p and top_k [slots], all NULL for greedy; a top_k
- * of 0 is all codes. Writes codes [slots, steps + 1], the rows of feedback and, unless
+/* Predict a frame for each of several slots. rows [slots]: their rows in hidden and feedback [..,
+ * hidden]. code0 [slots]; noise [slots, steps, vocab], top_p and top_k [slots], all NULL for greedy;
+ * top_k 0: all codes. Writes codes [slots, steps + 1], the rows of feedback and, unless
  * NULL, logits [steps, slots, vocab]. Keeps no state between calls: several threads may call it. */
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
                   const int64_t *code0, const float *noise, const float *top_p,
@@ -186,27 +185,27 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
 
 enum { GREEDY = -1 };
 
-/* How one sequence draws: a Sampler of engines.sampling. */
+/* Sampling of one sequence: a Sampler of engines.sampling. */
 typedef struct {
-    const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
-    float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
-    int32_t *counts;        /* [count], how often the id was drawn; NULL where nothing asks for it */
-    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
+    const int64_t *allowed; /* [count] ids, ascending; NULL: the whole vocabulary */
+    float *penalties;       /* [count], 1 where the sequence lacks the id; NULL: none */
+    int32_t *counts;        /* [count], how often the id was drawn; NULL if not needed */
+    int64_t count, top_k;   /* top_k: 0: all, or GREEDY */
     float temperature, top_p, min_p;
-    float frequency, presence; /* taken off the score of an id for each time, and for the first */
+    float frequency, presence; /* subtracted from an id's score per occurrence, and once */
 } Sampling;
 
-/* Find what the next id of each sequence is drawn from: engines.sampling.Remaining. logits: [vocab] of
- * each. masks: NULL, or for each sequence NULL or the ids that it may have, a bit each: [vocab / 32]
- * rounded up. Writes counts [rows], 0 where an allowed logit is NaN or infinity, and indices and scores
- * of all rows one after the other: room for rows * vocab. */
+/* Find the candidates of each sequence's next id: engines.sampling.Remaining. logits: [vocab] of each.
+ * masks: NULL, or for each sequence NULL or a bit per allowed id: [vocab / 32] rounded up. Writes
+ * counts [rows], 0 if an allowed logit is NaN or infinity, and indices and scores of all rows,
+ * concatenated: space for rows * vocab. */
 int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
                    const Sampling *const *sampling, const uint32_t *const *masks, int64_t *counts,
                    int64_t *indices, float *scores);
 
 /* ---- code2wav ---- */
 
-/* Most floats that one vector has, of which rows of code2wav's decoder blocks are multiples. */
+/* Most floats of a vector; rows of code2wav's decoder blocks are multiples of it. */
 enum { WIDEST = 16 };
 /* Residual units of a block. */
 enum { UNITS = 3 };
@@ -219,7 +218,7 @@ typedef struct {
 typedef struct {
     int64_t dilation;
     Snake first, second;
-    Matrix conv;  /* 8 of [channels, channels], one a point: see wave.c */
+    Matrix conv;  /* 8 of [channels, channels], one per point: see wave.c */
     Matrix point; /* [channels, channels] */
 } Unit;
 
@@ -243,7 +242,7 @@ typedef struct {
 /* Transposed convolution and ConvNeXt block (model.code2wav.Upsample). */
 typedef struct {
     int64_t ratio;
-    Matrix up;                              /* `ratio` of [hidden, hidden], one a phase */
+    Matrix up;                              /* `ratio` of [hidden, hidden], one per phase */
     const float *depthwise, *depthwise_bias; /* [7 taps, hidden], [hidden] */
     const float *norm, *norm_bias;          /* [hidden] */
     float norm_eps;
@@ -263,13 +262,13 @@ typedef struct {
     int64_t threads; /* that a call may use */
 } Code2Wav;
 
-/* Floats of a stream's state: keys, values, the last rows that each stage's depthwise convolution
- * reaches back to, those of conv_in, the last one of the first block's upsampling, and the wave's. */
+/* Floats of a stream's state: keys, values, the last rows needed by each stage's depthwise convolution,
+ * by conv_in and by the first block's upsampling, and the wave's. */
 int64_t code2wav_state_size(const Code2Wav *c);
 
-/* Decode the next frames of streams. codes [streams, groups, frames]. positions [streams]: frames
- * that came before; state [streams, code2wav_state_size]: what the last call left, and both NULL at
- * the start of streams. Writes new_state and samples [streams, ...]. Several threads may call it. */
+/* Decode the next frames of streams. codes [streams, groups, frames]. positions [streams]: earlier
+ * frames; state [streams, code2wav_state_size]: from the last call; both NULL at the start of streams.
+ * Writes new_state and samples [streams, ...]. Several threads may call it. */
 int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64_t frames,
                  const int64_t *positions, const float *state, float *new_state, float *samples);
 
@@ -280,7 +279,7 @@ enum { CONVOLUTIONS = 3 };
 
 typedef struct {
     int64_t mels, times;       /* of a chunk */
-    Matrix conv[CONVOLUTIONS]; /* [channels, 3 taps of mels * 3 of times * channels before] */
+    Matrix conv[CONVOLUTIONS]; /* [channels, 3 taps of mels * 3 of times * input channels] */
     int64_t threads;           /* that a call may use */
 } AudioConvolutions;
 
@@ -294,7 +293,7 @@ int convolve_audio(const AudioConvolutions *a, int64_t chunks, int64_t filled, c
 typedef struct {
     int64_t hidden, heads, head_dim;
     float norm_eps;
-    int32_t tanh_gelu; /* the activation is gelu's approximation by a tanh */
+    int32_t tanh_gelu; /* the activation is gelu's tanh approximation */
     const float *attention_norm, *attention_bias; /* [hidden] */
     const float *ffn_norm, *ffn_bias;             /* [hidden] */
     Matrix qkv, out; /* [3 * hidden, hidden], [hidden, hidden] */
@@ -302,9 +301,9 @@ typedef struct {
     int64_t threads; /* that a call may use */
 } EncoderLayer;
 
-/* Apply a layer to x [frames, rows, hidden], in place. A row attends to the first seen[frame] rows of its
- * frame, of which there is one at least. cosine and sine [rows, head_dim / 2]: of every frame's rotary
- * embedding; both NULL for none. */
+/* Apply a layer to x [frames, rows, hidden], in place. A row attends to the first seen[frame] rows of
+ * its frame, at least one. cosine and sine [rows, head_dim / 2]: every frame's rotary embedding; both
+ * NULL: none. */
 int encoder_layer(const EncoderLayer *l, int64_t frames, int64_t rows, const int64_t *seen,
                   const float *cosine, const float *sine, float *x);
 

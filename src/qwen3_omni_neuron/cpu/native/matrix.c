@@ -52,7 +52,7 @@ int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_
 typedef struct {
     const uint16_t *from;
     int64_t out;
-    Matrix to; /* the first of those that follow each other */
+    Matrix to; /* the first of several adjacent ones */
     _Atomic int unsuited;
 } Compacting;
 
@@ -64,7 +64,7 @@ static inline uint16_t exponent_of(uint16_t number)
     return number >> 7 & 0xff;
 }
 
-/* Whether a number's exponent is none of those that 4 bits have. */
+/* Whether a number's exponent can't be encoded in 4 bits. */
 static inline uint16_t is_outside(uint16_t number, uint16_t lowest)
 {
     return (uint16_t)(exponent_of(number) - lowest) >= EXPONENTS;
@@ -82,7 +82,7 @@ static int64_t count_outside(Numbers numbers, int64_t inputs, const uint16_t *lo
     return all;
 }
 
-/* Find the lowest of the exponents that most numbers of an output have; the highest of equal ones. */
+/* Find the lowest of the EXPONENTS that cover most numbers of an output; of equal ones, the highest. */
 static uint16_t best_lowest(Numbers numbers, int64_t inputs, int place)
 {
     int counts[256] = {0}, most = 0, inside = 0;
@@ -103,8 +103,8 @@ static uint16_t best_lowest(Numbers numbers, int64_t inputs, int place)
 
 _Static_assert(BLOCK_HEAD == PANEL + 4 * EXCEPTIONS && QUAD_BYTES == 3 * 2 * PANEL, "sizes agree");
 
-/* Write a block's head, and its numbers' steps above the lowest exponent in place of their exponents.
- * Returns 0 where too many have another exponent. */
+/* Write a block's head, and replace its numbers' exponents by steps above the lowest. Returns 0 if too
+ * many have another exponent. */
 static int write_head(char *head, uint16_t (*numbers)[PANEL], int64_t inputs)
 {
     uint16_t lowest[PANEL] = {0};
@@ -143,7 +143,7 @@ static int write_head(char *head, uint16_t (*numbers)[PANEL], int64_t inputs)
     return 1;
 }
 
-/* Write quads of numbers as write_head leaves them. */
+/* Write quads of numbers as prepared by write_head. */
 static void write_quads(uint16_t *to, Numbers numbers, int64_t inputs)
 {
     for (int64_t k = 0; k < inputs; k += 4, to += 3 * PANEL)
@@ -194,10 +194,10 @@ int pack_compact_matrices(void *to, const void *from, int64_t count, int64_t out
 typedef struct {
     const uint16_t *from;
     int64_t out;
-    Matrix to; /* one of those that follow each other */
+    Matrix to; /* one of several adjacent ones */
 } Rounding;
 
-/* Round one panel. wide: a group's weights in float32, [group, PANEL], zeros where there are none. */
+/* Round one panel. wide: a group's weights in float32, [group, PANEL], padded with zeros. */
 static void quantise_panel(void *work, int64_t task, float *wide)
 {
     const Rounding *q = work;

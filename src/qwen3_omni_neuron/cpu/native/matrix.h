@@ -17,15 +17,15 @@ static inline int64_t bytes_of(int64_t type)
     return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1;
 }
 
-/* Bytes of the numbers of an INT4 block, which its scales follow. */
+/* Bytes of an INT4 block's numbers, which precede its scales. */
 static inline int64_t number_bytes(int64_t group)
 {
     return group / 2 * PANEL;
 }
 
-/* Inputs that are rounded with one scale, see take_inputs of product.h. */
+/* Inputs rounded with one scale: see take_inputs of product.h. */
 enum { GROUP_INPUTS = 32 };
-/* The largest integer of such a group: 32 products with INT8 weights add up to less than 2^24. */
+/* The largest integer of such a group: 32 products with INT8 weights sum to less than 2^24. */
 enum { INT4_LIMIT = 127, INT8_LIMIT = 4095 };
 /* Bytes before a group's integers, and with them. */
 enum { INPUT_HEAD = 8 };
@@ -34,7 +34,7 @@ static inline int64_t input_bytes(int64_t type)
     return INPUT_HEAD + GROUP_INPUTS * (type == INT4 ? 1 : 2);
 }
 
-/* Whether a matrix takes its inputs in a form of its own. */
+/* Whether a matrix needs its inputs in another form. */
 static inline int has_own_inputs(const Matrix *w)
 {
     return w->type == INT4 || w->type == INT8;
@@ -61,8 +61,7 @@ static inline int64_t panel_bytes(const Matrix *w)
     return PANEL * w->into * bytes_of(w->type);
 }
 
-/* Matrix number `index` of several that follow each other, each of this shape, with scales of
- * its own; all have one bias. */
+/* Matrix number `index` of several adjacent ones of this shape, with their own scales and one bias. */
 static inline Matrix matrix_at(const Matrix *stack, int64_t index)
 {
     Matrix one = *stack;

@@ -11,50 +11,50 @@
 #include "kernels.h"
 #include "library.h"
 
-/* Multiplications. Smaller jobs end before a helper thread wakes; run them alone. */
+/* Multiplications. Smaller jobs end before a helper wakes: run them alone. */
 enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64, MOST_PARTS = 16, CACHE_LINE = 64 };
-/* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
+/* Checks for tasks before an idle helper sleeps: tens of microseconds. */
 enum { PATIENCE = 2000 };
-/* Where other processes keep the cores busy, a helper loses its core in the middle of a task, and its
- * caller waits longer than any task takes. Now and then that is cheap; where such waits take a sixth of
- * the time of shared work, half of the threads work for a while, twice as long where it happens again.
- * The times are those of the last WINDOW_NS of shared work or somewhat more. */
+/* If other processes keep the cores busy, a helper loses its core during a task, and its caller waits
+ * longer than any task takes. That is cheap if rare; if such waits take a sixth of the time of shared
+ * work, half of the threads work for a while, twice as long if it happens again. Times are of the last
+ * WINDOW_NS of shared work or somewhat more. */
 enum { STALL_NS = 2000000, FEWER_NS = 20000000, WINDOW_NS = 100000000, MOST_STALLS = 6 };
 
-/* Tasks that follow each other: end << 32 | next. In a cache line of its own, since one thread takes
- * nearly all of them. */
+/* Consecutive tasks: end << 32 | next. In its own cache line, since one thread takes nearly all of
+ * them. */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
 } Part;
 
-/* Each thread begins with a part of the tasks that is its own, then helps with the others'. Jobs that
- * follow each other have their rows or samples in the same order, so that most of what a thread reads
- * was written by itself: a core takes long to read what is in another one's cache. */
+/* Each thread begins with its own part of the tasks, then helps with the others'. Successive jobs have
+ * their rows or samples in the same order, so that a thread mostly reads its own writes: reading from
+ * another core's cache takes long. */
 struct Team {
     Part part[MOST_PARTS];
     _Atomic int64_t open;
-    _Atomic int64_t helpers; /* threads that look for tasks here, the caller not counted */
-    int64_t most;            /* threads that may, the caller counted */
+    _Atomic int64_t helpers; /* threads that look for tasks here, without the caller */
+    int64_t most;            /* most such threads, including the caller */
     _Atomic int64_t parts;   /* of the last job */
-    _Atomic int core;        /* that the caller was seen on last, or -1 */
+    _Atomic int core;        /* on which the caller was last seen, or -1 */
     _Atomic int64_t done, failed;
     Task task;
     void *work;
     int64_t scratch_floats;
 };
 
-/* A team is not memory of its caller: a helper may look at one that was closed while it had no core. */
+/* A team is not its caller's memory: a helper without a core may later look at a closed one. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     int64_t helpers;        /* threads that were started */
     _Atomic int64_t size;   /* threads that may work at once */
-    _Atomic int64_t usable; /* of these, while others keep cores busy */
+    _Atomic int64_t usable; /* of these, while other processes keep cores busy */
     _Atomic int64_t asleep; /* helpers that wait for `wake` */
     _Atomic int64_t calls;  /* between open_team and close_team */
     _Atomic int64_t shared_ns, waited_ns; /* of shared work, and of long waits in it */
-    _Atomic int64_t stalls;               /* times that `usable` was halved, one after the other */
+    _Atomic int64_t stalls;               /* successive halvings of `usable` */
     _Atomic int64_t fewer_until;          /* ns */
     Team teams[MOST_TEAMS];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .size = 1, .usable = 1};
@@ -126,7 +126,7 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Return the core that this thread runs on, or -1 where the system does not say. */
+/* Return this thread's core, or -1 if unknown. */
 static int this_core(void)
 {
 #ifdef __linux__
@@ -136,8 +136,8 @@ static int this_core(void)
 #endif
 }
 
-/* Move this thread to another of the cores that it may use, if there is one. A kernel that wakes a
- * helper on its caller's core often leaves it there for a whole call, in which both take turns. */
+/* Move this thread to another of its cores, if any. A kernel that wakes a helper on its caller's core
+ * often leaves it there for a whole call, in which both take turns. */
 static void leave_core(int core)
 {
 #ifdef __linux__
@@ -147,13 +147,13 @@ static void leave_core(int core)
     others = allowed;
     CPU_CLR(core, &others);
     if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
-        sched_setaffinity(0, sizeof allowed, &allowed); /* it moves back only where that pays */
+        sched_setaffinity(0, sizeof allowed, &allowed); /* the scheduler may still move it back */
 #else
     (void)core;
 #endif
 }
 
-/* Take the next task of a part. Returns -1 where none is left. */
+/* Take the next task of a part. Returns -1 if none remains. */
 static int64_t take_task(Part *part)
 {
     uint64_t ticket = atomic_load_explicit(&part->ticket, memory_order_acquire);
@@ -165,8 +165,8 @@ static int64_t take_task(Part *part)
     return (uint32_t)ticket;
 }
 
-/* Take a task of a team, of the thread's own part first, and run it. own: the thread's number in the
- * team. Returns 0 where none is left. */
+/* Take a task of a team, first of the thread's own part, and run it. own: the thread's number in the
+ * team. Returns 0 if none remains. */
 static int run_one(Team *team, int64_t own)
 {
     int64_t index = -1, parts = team->parts;
@@ -174,7 +174,7 @@ static int run_one(Team *team, int64_t own)
         index = take_task(team->part + (own + i) % parts);
     if (index < 0)
         return 0;
-    /* The caller waits for this task: what it has published stays until it is done. */
+    /* The caller waits for this task: its data remain until then. */
     float *scratch = scratch_of(team->scratch_floats);
     if (scratch != NULL)
         team->task(team->work, index, scratch);
@@ -251,13 +251,13 @@ void grow_pool(int64_t threads)
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Start the helpers that the pool lacks. Under the lock. */
+/* Start missing helpers. Under the lock. */
 static void start_helpers(void)
 {
     while (pool.helpers < pool.size - 1) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, help, NULL) != 0)
-            return; /* the callers do the work alone */
+            return; /* callers work alone */
         pthread_detach(thread);
         pool.helpers++;
     }
@@ -327,7 +327,7 @@ static void count_wait(int64_t now, int64_t shared_ns, int64_t waited_ns)
     }
 }
 
-/* Let more threads work again when it is time, twice as many each time. */
+/* When it is time, let twice as many threads work again. */
 static void use_more(int64_t now)
 {
     int64_t until = pool.fewer_until;

@@ -10,7 +10,7 @@
 #include "kernels.h"
 #include "product.h"
 
-/* Buffers for a frame; one row a slot, and two at its first step. */
+/* Buffers for a frame; one row per slot, and two at its first step. */
 typedef struct {
     Memory memory;
     KvCache kv;                /* [layers, slots, kv_heads, steps + 1, head_dim] */
@@ -46,7 +46,7 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     return 1;
 }
 
-/* Run the layers on `each` rows a slot, the last one at `position`. Returns 0 if allocation fails.
+/* Run the layers on `each` rows per slot, the last at `position`. Returns 0 if allocation fails.
  */
 static int advance(Team *team, const Predictor *p, Frame *f, int64_t slots, int64_t each,
                    int64_t position)
@@ -86,9 +86,8 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             return NO_SUCH_ROW;
     if (!allocate(&f, &block, p, slots))
         return NO_MEMORY;
-    /* Position 0 is the talker's hidden state, position 1 the embedding of code 0, and so on: the
-     * logits at position g are those of code g. The row of that code is position g + 1; the row of
-     * the last code is only added to the feedback. */
+    /* Position 0 is the talker's hidden state, position 1 the embedding of code 0, and so on: position
+     * g has code g's logits, position g + 1 its row; the last code's row is only added to the feedback. */
     float *x = f.memory.x;
     for (int64_t r = 0; r < slots; r++) {
         codes[r * groups] = code0[r];
@@ -108,7 +107,7 @@ int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const 
             memcpy(logits + step * slots * vocab, f.logits, (size_t)(slots * vocab) * sizeof(float));
         for (int64_t r = 0; r < slots && done; r++) {
             const float *of_slot = f.logits + r * vocab;
-            int64_t code; /* NOT_FINITE leaves the other slots' frames as they are */
+            int64_t code; /* NOT_FINITE does not affect other slots' frames */
             if (noise == NULL)
                 code = likeliest(of_slot, NULL, vocab);
             else {

@@ -8,8 +8,7 @@
 #include "kernels.h"
 
 enum { ROWS_A_TASK = 8 };
-/* Rows that one task multiplies: enough for its panels to be read seldom, few enough for matrices of few
- * panels to be shared. */
+/* Most rows of a task: enough to read its panels seldom, few enough to share matrices of few panels. */
 enum { MOST_ROWS = 960 };
 
 void take_inputs(float *to, const float *from, int64_t from_stride, int64_t rows, const Matrix *w)
@@ -63,7 +62,7 @@ int64_t group_for(int64_t rows)
     return rows > FEW_ROWS ? 1 : PANELS_AT_ONCE;
 }
 
-/* product over inputs in the form that multiply takes. */
+/* product over inputs in the form that multiply accepts. */
 static int product_of(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride,
                       int64_t rows, const Matrix *w, int add)
 {
@@ -73,7 +72,7 @@ static int product_of(Team *team, float *y, int64_t y_stride, const float *x, in
                      cost_of(rows, w->into * w->out), 1);
 }
 
-/* Write rows of inputs in the form that a matrix takes. */
+/* Write rows of inputs in the form that a matrix accepts. */
 static int take_rows(Team *team, float *to, const float *from, int64_t from_stride, int64_t rows,
                      const Matrix *w)
 {

@@ -9,7 +9,7 @@
 #include "kernels.h"
 #include "product.h"
 
-/* Rows of a prompt that go through all layers together: bounds the memory of a long prompt. */
+/* Rows of a prompt that pass all layers together: bounds a long prompt's memory. */
 enum { BLOCK = 512 };
 
 /* Buffers for the rows of a call. */
@@ -38,7 +38,7 @@ static int begin(Call *call, const Stepper *p, int64_t rows)
     return 1;
 }
 
-/* Fill in the rotary table's row of a row at these positions: time, height, width. */
+/* Fill a row of the rotary table for positions of time, height, width. */
 static void rotary_row(const Call *call, const Stepper *p, int64_t row, const float *positions)
 {
     int64_t half = p->decoder.head_dim / 2;

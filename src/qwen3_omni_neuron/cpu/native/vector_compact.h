@@ -3,15 +3,15 @@
 typedef uint16_t KIND(Shorts) __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef uint8_t KIND(Exponents) __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
 #define Shorts KIND(Shorts)
-/* So a block's sums are those of a chunk of other types, to the bit. */
+/* So a block's sums equal a chunk's of other types, to the bit. */
 _Static_assert((int)BLOCK_INPUTS == CHUNK, "a block is a chunk");
-/* Numbers of a row that one vector of them has. */
+/* Numbers of a row in one vector. */
 #define SHORTS (2 * LANES)
-/* Bytes from the numbers that are used to those that are fetched into the level-1 cache, of all panels of
- * a tile together. Of 200 to 12000 bytes and both caches the fastest on Zen 4. */
+/* Bytes from the numbers in use to those prefetched into the level-1 cache, of all panels of a tile
+ * together. The fastest on Zen 4 of 200 to 12000 bytes and both caches. */
 #define NEARBY 1536
 
-/* Four inputs' bfloat16 numbers from their 12 bits each: sign, exponent above `lowest`, mantissa. */
+/* Restore four inputs' bfloat16 numbers from 12 bits each: sign, exponent above `lowest`, mantissa. */
 INLINE void KIND(restore)(Shorts numbers[4], const char *quad, Shorts lowest)
 {
     Shorts words[3];
@@ -19,7 +19,7 @@ INLINE void KIND(restore)(Shorts numbers[4], const char *quad, Shorts lowest)
         words[i] = *(const Shorts *)(const void *)(quad + i * 2 * PANEL);
         numbers[i] = (words[i] & 0x87ff) + lowest;
     }
-#if LANES == 16 /* gcc 12 takes more operations */
+#if LANES == 16 /* gcc 12 needs more operations */
 #define AND_OR(a, b, mask)                                                                       \
     (Shorts) _mm512_ternarylogic_epi32((__m512i)(a), (__m512i)(b), _mm512_set1_epi16(mask), 0xf8)
     Shorts last = AND_OR((Shorts){0}, words[0] >> 4, 0x780);
@@ -34,19 +34,19 @@ INLINE void KIND(restore)(Shorts numbers[4], const char *quad, Shorts lowest)
     numbers[3] = last + lowest;
 }
 
-/* The lowest exponents from a place in a head on, where a bfloat16 number has its exponent. */
+/* The lowest exponents from a place in a head on, shifted to bfloat16's exponent bits. */
 INLINE Shorts KIND(lowest_of)(const char *exponents)
 {
     return __builtin_convertvector(*(const KIND(Exponents) *)(const void *)exponents, Shorts) << 7;
 }
 
-/* The exceptions of a panel's block. next: the one that is not yet taken; quad: which quad it is in. */
+/* The exceptions of a panel's block. next: the first unused one. quad: its quad. */
 typedef struct {
     const uint32_t *next, *end;
     uint32_t quad;
 } KIND(Exceptions);
 
-/* Quad of the next exception; none has UINT32_MAX. */
+/* Quad of the next exception; UINT32_MAX without one. */
 INLINE uint32_t KIND(next_quad)(const KIND(Exceptions) *exceptions)
 {
     return exceptions->next < exceptions->end ? *exceptions->next >> 23 : UINT32_MAX;
@@ -60,8 +60,8 @@ INLINE KIND(Exceptions) KIND(exceptions_of)(const char *head)
     return exceptions;
 }
 
-/* Put the exceptions of a quad in their places; those of other vectors of the panel are passed over.
- * first: place in the row where the vectors begin. */
+/* Put a quad's exceptions in their places, skipping the panel's other vectors. first: place in the row
+ * where the vectors begin. */
 INLINE void KIND(put_exceptions)(Shorts numbers[4], KIND(Exceptions) *exceptions, uint32_t first)
 {
     uint16_t places[4][SHORTS];
@@ -82,7 +82,7 @@ INLINE void KIND(sum_block)(Vector (*total)[8], const float *x, int64_t x_stride
                             const char *head, const char *quads, int64_t left, int64_t lane,
                             int64_t size, int64_t inputs, int vectors, int64_t skip, float *kept)
 {
-    /* A part is one vector of numbers, which gives two of sums, `apart` vectors from each other. */
+    /* A part is one vector of numbers, which gives two of sums, `apart` vectors apart. */
     int parts = vectors / 2, apart = LANES < 8 ? 2 : 1;
     int64_t nearby = NEARBY / larger(1, vectors * LANES / PANEL) / QUAD_BYTES * QUAD_BYTES;
     Vector sums[12][8];
@@ -162,7 +162,7 @@ INLINE void KIND(sum_compact)(Vector (*total)[8], const float *x, int64_t x_stri
 
 #if LANES < 16
 
-/* Rows whose tiles share numbers that are restored once, at least and at most. */
+/* Fewest and most rows whose tiles share numbers restored once. */
 #define LEAST_SHARING (3 * TILE_ROWS)
 #define MOST_SHARING (16 * TILE_ROWS)
 /* Vectors of a tile of TILE_ROWS, see SHAPES, and its outputs. */
@@ -180,7 +180,7 @@ static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTO
     Vector sums[TILE_ROWS][8];
     for (int r = 0; r < TILE_ROWS; r++)
         memcpy(sums[r], total[r], sizeof total[r]);
-    if (kept == 0) /* sum_block need not ask */
+    if (kept == 0) /* a constant for sum_block */
         __builtin_unreachable();
     KIND(sum_block)(sums, x, x_stride, TILE_ROWS, head, quads, left, lane, 0, inputs,
                     TILE_VECTORS, skip, kept);
@@ -188,7 +188,7 @@ static __attribute__((noinline)) void KIND(sum_first)(Vector (*total)[TILE_VECTO
         memcpy(total[r], sums[r], sizeof total[r]);
 }
 
-/* sum_first with the numbers that it kept. */
+/* sum_first with its stored numbers. */
 static __attribute__((noinline)) void KIND(sum_kept)(Vector (*total)[TILE_VECTORS],
                                                      const float *x, int64_t x_stride,
                                                      const float *kept, int64_t inputs)
@@ -204,8 +204,8 @@ static __attribute__((noinline)) void KIND(sum_kept)(Vector (*total)[TILE_VECTOR
             total[r][v] += sums[r][v];
 }
 
-/* Multiply many rows, all but the last few: the first tile of a block restores its numbers for the others.
- * Returns how many rows are done. */
+/* Multiply many rows, except the last few: a block's first tile restores its numbers for the others.
+ * Returns the number of rows done. */
 static int64_t KIND(multiply_sharing)(const Tiles *t, int64_t rows)
 {
     const Matrix *m = t->m;

@@ -1,10 +1,9 @@
-/* Products of INT8 and INT4 matrices, whose inputs are integers, too: see take_inputs of product.h.
- * Part of vector_kernels.h.
+/* Products of INT8 and INT4 matrices with integer inputs: see take_inputs of product.h. Part of
+ * vector_kernels.h.
  *
- * The products of a group's integers are summed up without rounding. A group's sum is converted to a
- * float (it is below 2^24), multiplied by the scale of INT4's weights and then by that of the inputs, and
- * added to the total, group after group; each operation rounds once. So a result has the same bits on
- * every processor. */
+ * The products of a group's integers are summed exactly. The sum (below 2^24) is converted to a float,
+ * multiplied by INT4's weight scale and then by the inputs' scale, and added to the total, group by
+ * group; each operation rounds once. So a result has the same bits on every processor. */
 
 /* Whether one instruction multiplies bytes and adds four products to a sum. */
 #if defined(__ARM_FEATURE_DOTPROD) && LANES == 4
@@ -15,7 +14,7 @@
 
 /* ---- inputs ---- */
 
-/* The largest size of a group's inputs, whose bits are ordered as integers are, NaN last. */
+/* The largest magnitude of a group's inputs, whose bits are ordered like integers, NaN last. */
 INLINE float KIND(largest_of)(const float *x)
 {
     Bits most = {0};
@@ -32,7 +31,7 @@ INLINE float KIND(largest_of)(const float *x)
     return found;
 }
 
-/* Swap bytes so that those with even numbers of each 8 come first. */
+/* Reorder each 8 bytes, even ones first. */
 INLINE uint64_t KIND(even_first)(uint64_t x)
 {
     x = (x & 0xff0000ffff0000ff) | (x & 0x0000ff000000ff00) << 8 | (x >> 8 & 0x0000ff000000ff00);
@@ -60,7 +59,7 @@ static void KIND(take)(void *to, const float *x, int64_t into, int64_t type)
             *(Bits *)(numbers + i) = (Bits)(number + 12582912.0f) - 0x4b400000;
         }
         for (int i = 0; i < GROUP_INPUTS; i++)
-            sum += (int16_t)numbers[i]; /* which of NaN could overflow */
+            sum += (int16_t)numbers[i]; /* NaN's could overflow */
         sum *= -8;
         memcpy(block, &scale, sizeof scale);
         memcpy(block + 4, &sum, sizeof sum);
@@ -84,7 +83,7 @@ static void KIND(take)(void *to, const float *x, int64_t into, int64_t type)
 
 /* ---- sums ---- */
 
-/* Add to each sum the products of two halves of its word; those of x have any sign. */
+/* Add to each sum the products of its word's two halves; x's have any sign. */
 INLINE Words KIND(add_pairs)(Words sum, Words w, Words x, int type)
 {
     (void)type;
@@ -104,8 +103,8 @@ INLINE Words KIND(add_pairs)(Words sum, Words w, Words x, int type)
 #endif
 }
 
-/* Add to each sum the products of the four bytes of its word: w's are 0 to 15, x's have any sign. Without
- * such an instruction the halves of a sum are sums of their own: at most 16 products each. */
+/* Add to each sum the products of its word's four bytes: w's are 0 to 15, x's have any sign. Without
+ * such an instruction a sum's halves are separate sums: at most 16 products each. */
 INLINE Words KIND(add_bytes)(Words sum, Words w, Words x, int type)
 {
     (void)type;
@@ -125,7 +124,7 @@ INLINE Words KIND(add_bytes)(Words sum, Words w, Words x, int type)
 #endif
 }
 
-/* The sums that add_bytes has made. */
+/* Return the sums of add_bytes. */
 INLINE Words KIND(whole)(Words sum, int type)
 {
     (void)type;
@@ -136,7 +135,7 @@ INLINE Words KIND(whole)(Words sum, int type)
 
 INLINE Vector KIND(float_of)(Words sum)
 {
-#if LANES == 16 /* gcc 12 takes the conversion number by number */
+#if LANES == 16 /* gcc 12 converts number by number */
     return (Vector)_mm512_cvtepi32_ps((__m512i)sum);
 #elif LANES == 8
     return (Vector)_mm256_cvtepi32_ps((__m256i)sum);
@@ -153,8 +152,8 @@ INLINE Words KIND(word)(const char *p)
     return (Words){0} + word;
 }
 
-/* Two inputs' weights of 2 * LANES outputs: a word has both of an output. second: 0 where the second input
- * is beyond the last, and has weights of zero. */
+/* Two inputs' weights of 2 * LANES outputs: a word has both of an output. second: 0 if the second input
+ * is beyond the last, with weights of zero. */
 INLINE void KIND(pairs_of)(Words pairs[2], const int8_t *w, int second)
 {
 #if LANES == 16
@@ -181,7 +180,7 @@ INLINE void KIND(pairs_of)(Words pairs[2], const int8_t *w, int second)
 #endif
 }
 
-/* Add a group's sums to total. scale: what INT4's weights are multiplied by, else NULL. */
+/* Add a group's sums to total. scale: INT4's weight scales, else NULL. */
 INLINE void KIND(add_group)(Vector (*total)[8], Words (*sums)[8], const char *x, int64_t x_stride,
                             int rows, int type, const Vector *scale, int vectors)
 {
@@ -201,8 +200,8 @@ INLINE void KIND(add_group)(Vector (*total)[8], Words (*sums)[8], const char *x,
     }
 }
 
-/* A group's sums of INT8 weights, of `inputs` inputs. w: in the first panel of the tile, of `size` bytes
- * each. ahead: see add_input. */
+/* Compute a group's sums of INT8 weights, of `inputs` inputs. w: in the tile's first panel, of `size`
+ * bytes each. ahead: see add_input. */
 INLINE void KIND(sum_int8)(Words (*sums)[8], const char *x, int64_t x_stride, int rows,
                            const int8_t *w, int64_t size, int64_t inputs, int type, int vectors,
                            int64_t ahead)
@@ -212,7 +211,7 @@ INLINE void KIND(sum_int8)(Words (*sums)[8], const char *x, int64_t x_stride, in
         Words pairs[8];
         for (int v = 0; v < vectors; v += 2) {
             const int8_t *from = w + v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
-            if (v * LANES % PANEL == 0) /* two inputs of a panel are a line of the cache */
+            if (v * LANES % PANEL == 0) /* two inputs of a panel are a cache line */
                 KIND(fetch)((const char *)from + ahead, type);
             KIND(pairs_of)(pairs + v, from, second);
         }
@@ -224,7 +223,7 @@ INLINE void KIND(sum_int8)(Words (*sums)[8], const char *x, int64_t x_stride, in
     }
 }
 
-/* A group's sums of INT4 weights. numbers: in the first panel; the others: see sum_int8. */
+/* Compute a group's sums of INT4 weights. numbers: in the first panel. Others: see sum_int8. */
 INLINE void KIND(sum_int4)(Words (*sums)[8], const char *x, int64_t x_stride, int rows,
                            const char *numbers, int64_t size, int type, int vectors, int64_t ahead)
 {
@@ -248,8 +247,8 @@ INLINE void KIND(sum_int4)(Words (*sums)[8], const char *x, int64_t x_stride, in
     }
 }
 
-/* sum_chunks for INT8 and INT4 weights, a group of inputs at a time, of inputs as take_inputs writes
- * them. panels: the first of the tile; lane: first output there. skip: see sum_chunks. */
+/* sum_chunks for INT8 and INT4 weights, group by group, over inputs as take_inputs writes them. panels:
+ * the first of the tile; lane: first output there. skip: see sum_chunks. */
 INLINE void KIND(sum_groups)(Vector (*total)[8], const float *inputs, int64_t inputs_stride,
                              int rows, int type, const Matrix *m, const char *panels, int64_t lane,
                              int vectors, int64_t skip)

@@ -1,6 +1,6 @@
 /* The kernels in vectors of LANES floats; kernels.c includes this file for each kind of processor,
- * with LANES, REGISTERS (vectors that it has), TILE_ROWS (rows of the highest tile of a product) and
- * KIND(name) defined. */
+ * defining LANES, REGISTERS (its vectors), TILE_ROWS (rows of the highest tile of a product) and
+ * KIND(name). */
 
 typedef float KIND(Vector) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t KIND(Bits) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -15,20 +15,20 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define READ(p) (*(const Vector *)(p))
 #define INLINE static inline __attribute__((always_inline))
 
-/* Inputs whose products are added up before they join the total: exacter, and a part of the weights
- * that stays in the cache. */
+/* Inputs whose products are summed before they join the total: more exact, and their weights stay in
+ * the cache. */
 #define CHUNK 256
-/* Weights are fetched into the level-2 cache: the level-1 cache waits for few lines at a time, with which
- * one core reads two thirds of what it can. Wide numbers in narrow vectors are faster with the level-1
- * cache, and less far ahead. */
+/* Weights are prefetched into the level-2 cache: the level-1 cache waits for few lines at a time, which
+ * limits a core to two thirds of its bandwidth. Wide numbers in narrow vectors are faster with the
+ * level-1 cache, and less far ahead. */
 #define NEAR(type) (LANES < 16 && (type) <= BFLOAT16)
-/* Bytes from the weights that are used to those that are fetched meanwhile. */
+/* Bytes from the weights in use to those prefetched. */
 #define AHEAD(type) (NEAR(type) ? 4096 : 8192)
-/* Sums that one dot product keeps: on every processor the same. */
+/* Sums of one dot product, the same on every processor. */
 #define SUMS 16
 /* Dot products that are computed together: their sums take half of the registers. */
 #define DOTS (REGISTERS / 2)
-/* Positions that all queries take before the next ones: their keys stay in the level-1 cache. */
+/* Positions that all queries process before the next ones: their keys stay in the level-1 cache. */
 #define POSITIONS 32
 
 /* ---- products ---- */
@@ -49,7 +49,7 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
     (void)halves, (void)bytes;
     if (type == FLOAT32)
         return READ((const float *)w + i);
-#if LANES == 16 /* gcc 12 takes the conversions below number by number */
+#if LANES == 16 /* gcc 12 converts number by number below */
     if (type == BFLOAT16)
         return (Vector)_mm512_slli_epi32(
             _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves)), 16);
@@ -69,8 +69,8 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
 #endif
 }
 
-/* a * b + c. Left to the compiler, it is rounded once or twice by what is around it, and a row's
- * result would depend on its tile. */
+/* a * b + c. The compiler would round once or twice depending on the context, and a row's result on its
+ * tile. */
 INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 {
 #if LANES == 16
@@ -82,17 +82,17 @@ INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
         c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 #else
-    return a * b + c; /* without such an instruction there is one way */
+    return a * b + c; /* rounds twice without such an instruction */
 #endif
 }
 
-/* x in every lane. To add zeros would change -0, so that the compiler would add them. */
+/* x in every lane. Adding zeros would change -0, so the compiler would keep the addition. */
 INLINE Vector KIND(filled)(float x)
 {
     return x - (Vector){0};
 }
 
-/* Add the products of input k to sums. ahead: bytes to what is fetched. See sum_chunks. */
+/* Add the products of input k to sums. ahead: bytes to the prefetched weights. See sum_chunks. */
 INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride, int rows,
                             const void *w, int type, int64_t size, int64_t k, int vectors,
                             int64_t ahead)
@@ -102,7 +102,7 @@ INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride,
         inputs[r] = KIND(filled)(x[r * x_stride + k]);
     for (int v = 0; v < vectors; v++) {
         int64_t i = v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL;
-        /* Each panel is a stream: fetch it in time. Many rows find most of it in the cache. */
+        /* Each panel is a stream: prefetch it. Many rows find most of it in the cache. */
         if (v * LANES % PANEL * bytes_of(type) % 64 == 0 && (rows < TILE_ROWS || type != FLOAT32))
             KIND(fetch)((const char *)w + i * bytes_of(type) + ahead, type);
         some[v] = KIND(widened)(w, i, type);
@@ -114,10 +114,9 @@ INLINE void KIND(add_input)(Vector (*sums)[8], const float *x, int64_t x_stride,
             sums[r][v] += x[r * x_stride + k] * some[v];
 }
 
-/* Add `rows` by `vectors` * LANES sums to total: they don't depend on each other, so that the processor
- * overlaps them. Counts and type are constants after inlining: the sums are registers. w: the first of
- * the weights; a panel is `size` weights. skip: bytes from a panel's end to the panel that is taken
- * next, which is fetched from its beginning on. */
+/* Add `rows` by `vectors` * LANES independent sums to total, which the processor overlaps. Counts and
+ * type are constants after inlining: the sums are registers. w: the first weight; a panel has `size`
+ * weights. skip: bytes from a panel's end to the next panel in use, which is prefetched. */
 INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_stride, int rows,
                              const void *w, int type, int64_t size, int64_t into, int vectors,
                              int64_t skip)
@@ -157,7 +156,7 @@ INLINE Vector KIND(scales)(const char *scales, int64_t i, int64_t type)
     return (Vector)((Words)size | (bits & 0x8000) << 16);
 }
 
-/* Round a vector here: the compiler must not fuse the product that it is with an addition. */
+/* Round a vector here: the compiler must not fuse its product with an addition. */
 #if defined(__x86_64__)
 #define ROUNDED(x) __asm__("" : "+v"(x))
 #elif defined(__aarch64__)
@@ -192,8 +191,8 @@ INLINE void KIND(put)(const Tiles *t, int64_t row, int64_t at, int type, Vector 
 
 #include "vector_compact.h"
 
-/* Whether the registers hold the sums and the totals of a tile of INT4, and two vectors of weights for each
- * of sums. */
+/* Whether a tile of INT4 fits the registers: sums, totals, and two vectors of weights per vector of
+ * sums. */
 INLINE int KIND(fits)(int type, int rows, int vectors)
 {
     return !IS_INT4(type) || rows == 1 || 2 * (rows + 1) * vectors < REGISTERS;
@@ -202,7 +201,7 @@ INLINE int KIND(fits)(int type, int rows, int vectors)
 /* Compute `rows` by `vectors` * LANES outputs of some panels, from output `at` on. */
 INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vectors)
 {
-    if (!KIND(fits)(type, rows, vectors)) /* this shape is not taken: see shape_for */
+    if (!KIND(fits)(type, rows, vectors)) /* never called: see shape_for */
         __builtin_unreachable();
     const Matrix *m = t->m;
     int64_t size = panel_bytes(m), end = at + vectors * LANES;
@@ -226,8 +225,8 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
             KIND(put)(t, r, at + v * LANES, type, total[r][v]);
 }
 
-/* Rows and vectors of tiles. Those of few rows are wider, so that there are sums enough to overlap and
- * each weight is read and widened once. The sums of the highest fill the registers. */
+/* Rows and vectors of tiles. Tiles of few rows are wider, so that enough sums overlap and each weight
+ * is read and widened once. The highest tile's sums fill the registers. */
 #if LANES == 16
 #define SHAPES(SHAPE)                                                                            \
     SHAPE(12, 2) SHAPE(8, 2) SHAPE(7, 2) SHAPE(6, 2) SHAPE(5, 2) SHAPE(4, 2) SHAPE(3, 4)         \
@@ -240,8 +239,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
 #define SHAPES(SHAPE) SHAPE(4, 4) SHAPE(3, 4) SHAPE(2, 4) SHAPE(1, 8) SHAPE(1, 4)
 #endif
 
-/* A tile of each shape and type, in a function of its own: where several share one, the compiler keeps
- * sums in memory. */
+/* A function for each tile shape and type: if several share one, the compiler keeps sums in memory. */
 #define TILE(type, rows, vectors)                                                                \
     static __attribute__((noinline)) void KIND(tile_##type##_##rows##_##vectors)(const Tiles *t, \
                                                                                  int64_t at)     \
@@ -261,7 +259,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
 #define VNNI_TILES(rows, vectors)
 #endif
 SHAPES(SHAPE)
-#if LANES == 16 /* for outputs that end in the middle of a panel */
+#if LANES == 16 /* for outputs that end within a panel */
 TILE(FLOAT32, 12, 1)
 TILE(FLOAT32, 4, 1)
 TILE(FLOAT32, 1, 1)
@@ -300,7 +298,7 @@ static const struct {
 };
 #undef SHAPES
 
-/* The number of the highest shape for these rows and outputs, and the widest of equal ones. */
+/* Return the index of the highest shape for these rows and outputs; of equal ones, the widest. */
 static int KIND(shape_for)(int64_t rows, int type, int64_t outs)
 {
     int s = 0;
@@ -357,7 +355,7 @@ static void KIND(multiply_any)(float *y, int64_t y_stride, const float *x, int64
                              add, next, vnni);
     if (whole == panels)
         return;
-    /* The last panel is longer than what is left of y, of scale and of bias. */
+    /* The last panel exceeds the rest of y, scale and bias. */
     Matrix last = *w;
     last.panels = (const char *)w->panels + (first + whole) * panel_bytes(w);
     last.out = PANEL;
@@ -423,8 +421,7 @@ INLINE float KIND(added)(const Vector *sums)
     return all[0];
 }
 
-/* Split the lanes of a, and then of b, into groups of 2 * half. Return those in the lower half of each
- * group, or in the upper half. */
+/* Split the lanes of a, then of b, into groups of 2 * half. Return each group's lower or upper half. */
 INLINE Vector KIND(half_groups)(Vector a, Vector b, int half, int upper)
 {
 #ifdef __clang__
@@ -460,7 +457,7 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
                 sums[d][i] += sums[d][i + v];
         x[d] = sums[d][0];
     }
-    /* Not a loop: the compiler must know `half`, or it computes the lanes to shuffle each time. */
+    /* Not a loop: the compiler must know `half`, or it recomputes the lanes to shuffle. */
     if (LANES > 8)
         KIND(fold)(x, LANES / 2);
     if (LANES > 4)
@@ -470,7 +467,7 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
     return x[0];
 }
 
-/* Write `scale` times the dot products of `count` queries with the keys `at` up to at + key_count to
+/* Write `scale` times the dot products of `count` queries with the keys [at, at + key_count) to
  * to[query] + at; counts are constants after inlining. */
 INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
                        const float *keys, int key_count, int64_t width, float scale)
@@ -584,7 +581,7 @@ static void KIND(gate)(float *y, const float *gate, const float *up, int64_t wid
     FOR_EACH(y, gate, up, width, x / (1.0f + KIND(exp)(-x)) * z * scale)
 }
 
-/* erf(x) as x p(x^2) / q(x^2), which float32 can't tell from 1 beyond 4; within 4e-7. */
+/* erf(x) as x p(x^2) / q(x^2), within 4e-7; beyond 4 it is 1 in float32. */
 INLINE Vector KIND(erf)(Vector x)
 {
     const Vector high = (Vector){0} + 4.0f, low = -high;
@@ -640,8 +637,8 @@ INLINE void KIND(softmax)(float *w, int64_t count)
         w[i] /= total;
 }
 
-/* Add the values of the rows from `start` up to `stop` to the queries that see them: `all` where
- * every query does. One that is not seen may be NaN, which a weight of 0 would not keep out. */
+/* Add the values of rows [start, stop) to the queries that see them. all: every query does. Unseen
+ * values may be NaN, which a weight of 0 would not exclude. */
 INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64_t *from,
                            const int64_t *to, int count, const float *values, int64_t start,
                            int64_t stop, int64_t width, int64_t at, int vectors, int64_t left,
@@ -656,9 +653,8 @@ INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64
         }
 }
 
-/* Add the values of positions `start` up to `stop` to `count` queries' mixed values, [vectors * LANES] of
- * them, or fewer where only `left` are; counts are constants after inlining. Query q sees the rows from
- * `from[q]` up to `to[q]`. */
+/* Add the values of positions [start, stop) to `count` queries' mixed values, [vectors * LANES] of
+ * them, or only `left`; counts are constants after inlining. Query q sees rows [from[q], to[q]). */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
                       const int64_t *to, int count, const float *values, int64_t start, int64_t stop, int64_t width, int64_t at, int vectors, int64_t left)
 {
@@ -684,8 +680,8 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t 
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
 }
 
-/* A part of attend: the scores of `count` queries for the keys of positions `start` up to `stop`, or what
- * the values of these add to `mixed`, which is NULL for scores. `count` is a constant after inlining. */
+/* A part of attend: the scores of `count` queries for the keys of positions [start, stop), or their
+ * values' contribution to `mixed`, NULL for scores. `count` is a constant after inlining. */
 INLINE void KIND(attend_part)(float *const *mixed, float *const *weights,
                               const float *const *queries, const int64_t *from, const int64_t *to,
                               int count, const float *rows, int64_t start, int64_t stop, int64_t width)
@@ -715,7 +711,7 @@ INLINE void KIND(attend_part)(float *const *mixed, float *const *weights,
         KIND(mix)(mixed, weights, from, to, count, rows, start, stop, width, at, 1, width - at);
 }
 
-/* attend_part for all queries, some at a time. In a function of its own: see TILE. */
+/* attend_part for all queries, some at a time. A separate function: see TILE. */
 static __attribute__((noinline)) void KIND(attend_parts)(
     float *const *mixed, float *const *weights, const float *const *queries, const int64_t *from,
     const int64_t *to, int64_t count, const float *rows, int64_t start, int64_t stop, int64_t width)
@@ -758,8 +754,8 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
 
 /* ---- audio ---- */
 
-/* The polynomials of the points are the products of (x - point) over all other points; the even and the odd
- * terms of a point and of its negative are the same but for the signs. */
+/* A point's polynomial is the product of (x - point) over all other points; even and odd terms of a
+ * point and its negative differ only in sign. */
 static void KIND(spread)(float *y, int64_t y_stride, const float *const *x, int64_t width)
 {
     for (int64_t i = 0; i < width; i += LANES, y += LANES) {
@@ -822,7 +818,7 @@ static void KIND(snake_row)(float *y, const float *a, const float *frequency,
 
 /* ---- order ---- */
 
-/* Whether any of the 32 elements of a mask's word is above a bound or NaN. */
+/* Whether any of a mask word's 32 elements is above a bound or NaN. */
 INLINE int KIND(any_above)(const float *x, Vector bound)
 {
     Bits any = {0};
@@ -873,8 +869,8 @@ INLINE Vector KIND(nearest)(Vector x)
 #endif
 }
 
-/* See cpu.packing.quantise_groups, whose result has the same bits: the sums are exact, because a
- * weight whose number is not 0 is at least a 32nd of the largest. */
+/* Gives the bits of cpu.packing.quantise_groups: sums are exact, because a weight with a non-zero
+ * number is at least a 32nd of the largest. */
 static void KIND(quantise)(void *block, const float *w, int64_t group)
 {
     uint32_t *numbers = block;

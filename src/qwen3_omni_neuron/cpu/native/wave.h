@@ -9,11 +9,11 @@
 /* Floats of a stream's state. */
 int64_t wave_state_size(const Wave *wave);
 
-/* Number of samples of `inputs` inputs: fewer for a stream's first inputs, by each block's
- * look-ahead. inputs: what the first block's units take. */
+/* Number of samples of `inputs` inputs of the first block's units; fewer at a stream's start, by each
+ * block's look-ahead. */
 int64_t wave_samples(const Wave *wave, int64_t inputs, int first);
 
-/* Multiplications of the samples of `inputs` inputs, about. */
+/* Approximate multiplications for `inputs` inputs. */
 int64_t wave_cost(const Wave *wave, int64_t inputs);
 
 /* Compute the samples of one stream. x [inputs, channels]; before: inputs of the stream before these.
