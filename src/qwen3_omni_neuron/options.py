@@ -159,7 +159,7 @@ def _is_grammar(value: Any) -> bool:
 
 
 def _named_tools(choice: Any) -> list[str] | None:
-    """Return the names of functions that a choice of tools has; None where it is malformed."""
+    """Return the function names in a choice of tools; None if it is malformed."""
     match choice:
         case {"type": "function"}:
             tools = [choice]

@@ -78,7 +78,7 @@ class SessionModel:
 
 
 class ReplyStream(SpeechStream):
-    """Stream of a session's reply, which records what the caller got.
+    """Stream of a session's reply, which records the caller's events.
 
     reply: the record, an entry of `Session.turns`.
     """

@@ -152,7 +152,7 @@ SIZES = [name for name, setting in SETTINGS.items() if setting.type == tuple[int
 def compile_command(
     model: str | Path, adapters: Iterable[AdapterPath], settings: Mapping[str, Any], out: Path
 ) -> str:
-    """Return a `compile` command line. settings: a manifest's, of any version."""
+    """Return a `compile` command line. settings: of a manifest of any version."""
     words = ["qwen3-omni-neuron", "compile", "--model", str(model), "--out", str(out)]
     for adapter in adapters:
         words += ["--adapter", str(adapter)]

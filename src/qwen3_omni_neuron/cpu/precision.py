@@ -191,7 +191,7 @@ def _packed_groups(matrix: Tensor, groups: Groups) -> Tensor:
 
 
 def _packed_compact(matrix: Tensor) -> Tensor | None:
-    """Return the compact form, computed in C; None without the library or such a form."""
+    """Return the compact form, computed in C; None without the library or a compact form."""
     if (library := find_library()) is None:
         return None
     from qwen3_omni_neuron.cpu.native.binding import pack_compact_in_c

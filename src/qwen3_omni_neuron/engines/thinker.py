@@ -1,4 +1,4 @@
-"""The thinker engine of all targets, and its code shared with the talker's."""
+"""The thinker engine of all targets, and code shared with the talker engine."""
 
 from collections.abc import Callable, Sequence
 
@@ -42,7 +42,7 @@ class SlotLengths:
 
 
 class DecoderEngine:
-    """Base of the thinker's and the talker's engine; see engines.protocols.
+    """Base of the thinker and talker engines; see engines.protocols.
 
     release: called by `close`; frees resources besides memory. fault: None if the parts are in this
     process.

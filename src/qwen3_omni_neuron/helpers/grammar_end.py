@@ -129,7 +129,7 @@ class Closer:
         found = closing[_has(mask, closing)][:1] if closes else closing[:0]
         if not len(found):
             allowed = _has(mask, self._all).nonzero()[0]
-            if closes and self._draw.random() < 0.5:  # those of most bytes
+            if closes and self._draw.random() < 0.5:  # the longest ones
                 allowed = allowed[self._lengths[allowed] == self._lengths[allowed[:1]]]
             found = self._all[[self._draw.choice(allowed)]] if len(allowed) else found
         return [int(token) for token in found]

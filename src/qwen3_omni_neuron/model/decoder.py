@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 Layout = tuple[int, int]
-"""Slots and span of a decoder's rows; -1 for the one that is not fixed."""
+"""Slots and span of a decoder's rows; -1 for the other one."""
 
 PROMPT: Layout = (1, -1)
 DECODE: Layout = (-1, 1)

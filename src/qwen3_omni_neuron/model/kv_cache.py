@@ -1,4 +1,4 @@
-"""KV caches: where a decoder stores keys and values, and what its new rows attend to.
+"""KV caches: storage of a decoder's keys and values, and the keys that new rows attend to.
 
 A slot is a cache's row for one conversation. Decoder layers use a cache as `Appendable`. CPU
 engines write in place; a graph has its state as inputs and outputs.

@@ -47,7 +47,7 @@ class RmsNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """nn.Linear that computes in its input's dtype, whatever its weight's."""
+    """nn.Linear that computes in its input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., into] to [..., out] of the same dtype."""

@@ -83,7 +83,7 @@ class TalkerModel(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt, or the rows after those in the cache.
+        """Run one prompt, or its rows after the cached ones.
 
         rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the last row before
         padding; cache: one slot's. Returns codec logits [1, vocab] and the last row's post-norm

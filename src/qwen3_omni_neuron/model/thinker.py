@@ -32,7 +32,7 @@ class ThinkerModel(nn.Module):
         cache: Appendable,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt, or the rows after those in the cache.
+        """Run one prompt, or its rows after the cached ones.
 
         rows: [S, hidden], token embeddings, with encoded media at media positions; positions:
         float32 [3, S]; last: int64 [1], index of the last row before padding; cache: one slot's;

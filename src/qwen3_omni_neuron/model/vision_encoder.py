@@ -93,7 +93,7 @@ class VisionEncoder(nn.Module):
         return (widen(self.position_embedding(index)) * weight).sum((0, 1))
 
     def _rotation(self, places: Tensor) -> Rotation:
-        """Return cos and sin [P, 1, head_dim]: row's angles, then column's, twice."""
+        """Return cos and sin [P, 1, head_dim]: angles of row, then column, twice."""
         angles = (places.t()[:, :, None] * self.frequencies).flatten(1)  # [P, head_dim / 2]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1)

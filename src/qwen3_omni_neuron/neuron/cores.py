@@ -40,7 +40,7 @@ def plan_cores(
     lnc: int = 2,
     cores: Mapping[str, str] | None = None,
 ) -> CorePlan:
-    """Plan the cores of every stage, from core 0 on, or use those in `cores`.
+    """Plan the cores of every stage, from core 0 on, or as in `cores`.
 
     needed: see compilation.plan.cores_of_stages. cores: e.g. "8-15" or "16", for all stages or
     none. Raises OptionError.

@@ -82,7 +82,7 @@ class NeuronVision:
 
 
 class NeuronProjection:
-    """A projection of the thinker's rows to the talker's."""
+    """Projection of thinker rows to talker rows."""
 
     def __init__(self, part: LoadedPart, name: str):
         self._part = part

@@ -1,4 +1,4 @@
-"""KV cache slots of the talker's or thinker's decoder, over graphs of neuron.graphs.decoders."""
+"""KV cache slots of the talker or thinker decoder, over graphs of neuron.graphs.decoders."""
 
 from collections.abc import Sequence
 

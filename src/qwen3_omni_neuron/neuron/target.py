@@ -1,4 +1,4 @@
-"""TorchNeuron's target, and settings common to both of Neuron's."""
+"""Target `torchneuron`, and settings common to both Neuron targets."""
 
 from collections.abc import Mapping
 

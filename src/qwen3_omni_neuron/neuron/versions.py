@@ -57,7 +57,7 @@ def is_supported(version: str, supported: str) -> bool:
 
 
 def is_torchneuron(version: str) -> bool:
-    """Return whether a version of torch-neuronx is TorchNeuron's."""
+    """Return whether a version of torch-neuronx contains TorchNeuron."""
     from packaging.version import Version
 
     return Version(version) >= Version("2.10")  # 2.9 is the last one on torch_xla

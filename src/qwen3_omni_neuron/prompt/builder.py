@@ -69,7 +69,7 @@ class _Asked:
 
 
 class PromptBuilder:
-    """Converter of messages into prompts. folder: the checkpoint's.
+    """Converter of messages into prompts. folder: of the checkpoint.
 
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """

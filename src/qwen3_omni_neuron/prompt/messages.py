@@ -260,7 +260,7 @@ REPLY_SHARE = 8  # at most 1/8 of the context is reserved for the reply, as at O
 
 @dataclass(frozen=True)
 class ConversationPart:
-    """Messages that are dropped together: a user's, or several of other roles.
+    """Messages that are dropped together: one user message, or several of other roles.
 
     begin, media_begin: indices of its first message and media item. tokens: in a prompt. calls,
     results: numbers of tool calls and results.

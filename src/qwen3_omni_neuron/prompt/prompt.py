@@ -112,7 +112,7 @@ class TalkerPrompt:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Count the rows, including the first generated token's."""
+        """Count the rows, including the first generated token."""
         return int(self.positions.shape[1])
 
     def first(self, rows: int) -> "TalkerPrompt":

@@ -233,7 +233,7 @@ class SpecialNames:
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
         """marked: names that are words in a text; None: all."""
         self.tokenizer = tokenizer
-        # Longer names first: they win where two match.
+        # Longer names first: they win if two match.
         found = (name for name in tokenizer.added_tokens if len(name) > 1)
         names = sorted(found, key=len, reverse=True)
         self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
@@ -366,7 +366,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text, up to the beginning of the assistant's answer.
 
-        tools: functions that the reply may call. Raises CheckpointError where the template fails.
+        tools: functions that the reply may call. Raises CheckpointError if the template fails.
         """
         try:
             text = self._template.render(

@@ -1,4 +1,4 @@
-"""Prefill of prompts, shared by the thinker's and the talker's stage.
+"""Prefill of prompts, shared by the thinker and talker stages.
 
 A slot keeps its last request's rows: a prompt with the same first rows is computed from the first
 different one, in chunks if other requests run. Other slots' rows are copied. After an error, or if
@@ -189,7 +189,7 @@ class PrefillStage(Stage[AnyPrompt]):
     def _put(self, task: AnyPrompt, stop: int, accepted: Tensor = NO_ACCEPTED) -> Tensor:
         """Record that a slot contains a prompt's rows up to `stop`.
 
-        accepted: hidden states [media, hidden] of the last computed rows. Returns those of all.
+        accepted: hidden states [media, hidden] of the last computed rows. Returns all rows' states.
         """
         task.live.prefilled_rows[self.name] = stop
         cached = self.cache[task.slot]

@@ -136,7 +136,7 @@ class SpeechStream(
         return f"<{type(self).__name__}: {self.prompt_tokens} prompt tokens, {state}>"
 
     def __del__(self) -> None:
-        if hasattr(self, "_done"):  # not where the request was refused
+        if hasattr(self, "_done"):  # not if the request was refused
             with suppress(ForkError):
                 self._pipeline.call_without_waiting(self.close)
 

@@ -91,7 +91,7 @@ class Kept(Generic[Value]):
             self._number[owner] += 1
 
     def get(self, owner: str, name: str) -> Value | None:
-        """Return a value by one of its names; None if unknown or another owner's."""
+        """Return an owner's value by one of its names, or None."""
         with self._lock:
             self._expire()
             entry = self._kept.get((owner, self._named.get((owner, name), name)))
@@ -172,7 +172,7 @@ class KeptResponses(Kept[KeptResponse]):
     def conversation(self, owner: str, response_id: str) -> list[KeptResponse] | None:
         """Return the responses of a conversation up to one, in order.
 
-        None if one is unknown or another owner's.
+        None if the owner lacks one of them.
         """
         turns = list[KeptResponse]()
         with self._lock:
@@ -187,7 +187,7 @@ class KeptResponses(Kept[KeptResponse]):
         return turns[::-1]
 
     def item(self, owner: str, item_id: str) -> bytes | None:
-        """Return a response's item in JSON; None if unknown or another owner's."""
+        """Return an owner's item of a response in JSON, or None."""
         found = self.get(owner, item_id)
         return None if found is None else found.output.get(item_id)
 
@@ -220,7 +220,7 @@ class SpokenReplies(Kept[str]):
         super().__init__(most, seconds, MOST_CHARACTERS, share)
 
     def named(self, completion_id: str) -> tuple[str, int]:
-        """Return a new reply's id, from its completion's, and expiry in Unix seconds."""
+        """Return a new reply's id, derived from completion_id, and expiry in Unix seconds."""
         return f"audio_{completion_id.removeprefix('chatcmpl-')}", int(time.time() + self._seconds)
 
     def keep(self, audio_id: str, owner: str, transcript: str) -> None:

@@ -20,7 +20,7 @@ LOADING_RETRY_S = 10
 LOOK_S = 0.25  # interval of the checks in `watch`
 FAILED_DRAIN_S = 5.0  # a dead model's requests end immediately
 CLOSE_S = 10.0  # for the model's threads and processes to end
-SWITCH_S = 0.0002  # longest wait of a reply's thread for one that reads a request
+SWITCH_S = 0.0002  # longest wait of a reply's thread for a request's reader
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 

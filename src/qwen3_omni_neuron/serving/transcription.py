@@ -101,7 +101,7 @@ class JoinedText:
         self._parts = False
 
     def add(self, text: str) -> str:
-        """Add the next part of a window's text; return it, after a space where one is needed."""
+        """Add the next part of a window's text; return it, after a space if needed."""
         delta = f" {text}" if self._parts and text else text
         self._parts &= not text
         self.text += delta

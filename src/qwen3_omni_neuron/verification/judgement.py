@@ -99,7 +99,7 @@ def stages_of(config: OmniConfig) -> list[JudgedStage]:
 def judge(
     config: OmniConfig, plan: CompilePlan, reference_dtype: str, rounded: bool, pairs: Pairs
 ) -> list[Difference]:
-    """Compare all stages. rounded: the reference's weights are rounded like the plan's."""
+    """Compare all stages. rounded: the reference's weights have the plan's rounding."""
     wrong = [
         f"question {number}"
         for number, (expected, ours) in enumerate(pairs, 1)

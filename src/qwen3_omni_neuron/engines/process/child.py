@@ -84,7 +84,7 @@ def kill_children() -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Return how a process ended. status: as of Popen; None: it was killed."""
+    """Return how a process ended. status: see Popen.returncode; None: it was killed."""
     if status is None:
         return "closed its connection, but did not end, and was killed"
     if status >= 0:

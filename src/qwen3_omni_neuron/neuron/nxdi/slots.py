@@ -1,4 +1,4 @@
-"""The talker's and the thinker's slots on NxDI."""
+"""Slots of talker and thinker on NxDI."""
 
 from collections.abc import Sequence
 

@@ -42,7 +42,7 @@ MOST_PACKETS = 1 << 23  # in a file: 58 hours of MP3, at 40 per second
 _ERRORS: dict[str, type[InputError]] = {"audio": AudioError, "video": VideoError}
 _DEMUXERS = "mp3,aac,flac,ogg,wav,mov,matroska,avi,mpegts"  # FFmpeg also reads playlists
 _UNKNOWN_FRAMES = 2**63 - 1
-_READ_FRAMES = 1 << 12  # samples at a time: libsndfile loses as many where it fails
+_READ_FRAMES = 1 << 12  # samples at a time: libsndfile loses as many if it fails
 _BATCH = 1 << 16
 _MISSING_S = 0.1  # shorter gaps may be a codec's first and last samples
 _LONGEST_S = 1e6  # an AVI written to a pipe promises more
@@ -252,7 +252,7 @@ class Packets:
             found_s = self._end_s - self._begin_s  # its header has the longest stream's length
         elif name.startswith("mov") and promised_s:
             # Its header counts an empty edit before the first packet, and promises less than is
-            # there where a file was cut by packets: some of the last frames are missing.
+            # there if a file was cut by packets: some of the last frames are missing.
             start_s = float((self._stream.start_time or 0) * (self._stream.time_base or 0))
             found_s = min(found_s + max(0.0, start_s), promised_s)
         said = [f"{self.failed} packets can't be decoded"] if self.failed else []

@@ -390,7 +390,7 @@ def read_fields(
     over_http: bool = False,
     of_file: bool = True,
 ) -> dict[str, Any]:
-    """Return the checked fields of an item, without those that are None.
+    """Return the checked fields of an item, except None.
 
     given: its fields, without type and medium. of_file: the medium is a file, not frames. Raises
     the error of `refusal` for an unknown field, a wrong value, or a contradiction.

@@ -160,7 +160,7 @@ def _transparent(picture: "Image") -> Any:
 
 
 def _narrowed(values: NDArray[Any], tags: Mapping[int, Any], place: str) -> NDArray[np.uint8]:
-    """Convert grey of 16 or 32 bits, or of floats up to 1 or 255, to bytes. tags: a TIFF's.
+    """Convert grey of 16 or 32 bits, or of floats up to 1 or 255, to bytes. tags: of a TIFF.
 
     32-bit values up to 255 count as 8 bits, up to 65535 as 16.
     """

@@ -99,7 +99,7 @@ class LogMelStream:
         return mel
 
     def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
-        """Return the frames after those of `push`, as if the clip ended here, and the peak.
+        """Return the remaining frames, as if the clip ended here, and the peak.
 
         padded_samples: length of the request's longest clip. The stream does not change.
         Raises AudioError for too few samples.
@@ -144,7 +144,7 @@ class LogMelStream:
 
 
 def scaled(mel: Tensor, peak: float) -> Tensor:
-    """Scale frames of a LogMelStream for the encoder, in place. peak: the whole clip's."""
+    """Scale frames of a LogMelStream for the encoder, in place. peak: of the whole clip."""
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
 
@@ -256,7 +256,7 @@ class GrowingClip(Clip):
 
     @property
     def begun(self) -> bool:
-        """True where any piece had a sample."""
+        """True if any piece had a sample."""
         return self._audio.begun
 
     @property

@@ -118,7 +118,7 @@ class Timeline:
 
 
 def read_timeline(packets: Packets, stream: "VideoStream", fps: float) -> Timeline:
-    """Read timestamps, up to where they begin anew. fps: rate if the file has none.
+    """Read timestamps until they restart. fps: rate if the file has none.
 
     Packets left out by an edit list are decoded, because others need them, but not shown.
     """

@@ -56,7 +56,7 @@ class GrowingWindows:
     """Windows of sound that arrives in pieces, each at most longest_s long.
 
     Longer sound is cut where its last quarter is quietest; silence of 1 s or more is left out.
-    length, held: samples so far, and those not yet in a window.
+    length, held: numbers of samples so far, and of samples not yet in a window.
     """
 
     def __init__(self, longest_s: float = TIMED_S, timed: bool = True):
@@ -67,7 +67,7 @@ class GrowingWindows:
         self.length = self.held = 0
         self._most, self._timed = int(longest_s * SAMPLING_RATE) // _STRETCH, timed
         self._pieces: list[Waveform] = []
-        self._silence = 0  # stretches of silence left out just before those held
+        self._silence = 0  # stretches of silence left out just before the buffered ones
         self._noise_level = _FLOOR_DB  # last level above room noise, in dB
 
     def push(self, samples: Waveform) -> list[Window]:

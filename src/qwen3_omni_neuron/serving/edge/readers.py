@@ -13,7 +13,7 @@ from qwen3_omni_neuron.prompt.pauses import PAUSE
 
 Result = TypeVar("Result")
 READERS = 4  # turns at a time
-_THREADS = 32  # including those of paused readers
+_THREADS = 32  # including paused readers
 _PIECE_S = 0.002  # between checks whether another owner waits
 # Meanwhile the event loop and the stages, which take the interpreter lock often, run undisturbed.
 _REST_S = 0.004

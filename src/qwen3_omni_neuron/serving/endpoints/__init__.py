@@ -1,1 +1,1 @@
-"""Endpoints, one module each, and what their answers share."""
+"""Endpoints, one module each, and code shared by their answers."""

@@ -62,7 +62,7 @@ ReplyMaker = Callable[["Question", SpeechStream], "Reply"]
 
 
 def parts_of(request: Request) -> tuple[Service, Context]:
-    """Return the state of all requests, and this one's."""
+    """Return the server's and the request's state."""
     return request.app.state.service, request.scope["context"]
 
 
@@ -172,7 +172,7 @@ class Answer(ABC):
         self._result: SpeechResult | None = None
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield a streamed answer's server-sent events, those ready at one time in one piece.
+        """Yield a streamed answer's server-sent events; simultaneous ones in one piece.
 
         Text ready at one time is one event.
         """
@@ -195,7 +195,7 @@ class Answer(ABC):
         """Return the answer as one JSON object."""
 
     def _first(self) -> list[bytes]:
-        """Return the server-sent events before the reply's."""
+        """Return the server-sent events that precede the reply."""
         return []
 
     @abstractmethod

@@ -49,7 +49,7 @@ def sound_bytes(samples: int) -> int:
 class _Pending:
     """Item to decode.
 
-    content: the file's bytes or URL, or those of a video's pictures. options: see `Job`.
+    content: bytes or URL of the file, or of each picture of a video. options: see `Job`.
     """
 
     item: Json
@@ -255,7 +255,7 @@ class MediaReader:
     def add(
         self, kind: Kind, content: bytes | str | list[bytes | str], where: str, options: Json
     ) -> Json:
-        """Return a file, or a URL's, as an item of the API."""
+        """Return a file or URL as an item of the API."""
         self._count_item()
         if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
             raise self._too_large(where)

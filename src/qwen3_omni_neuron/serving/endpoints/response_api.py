@@ -73,7 +73,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.get(INPUT_ITEMS, **takes_query(requests.ItemsQuery))
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Return the items that a response answered: its conversation's and its input."""
+    """Return the items that a response answered: earlier turns and its input."""
     service, context = parts_of(request)
     query = _query(request, requests.ItemsQuery, INPUT_ITEMS)
     turns = service.responses.conversation(context.owner, response_id)
@@ -229,7 +229,7 @@ def _own_items(
 
 
 def _hold(size: int, service: Service, context: Context) -> None:
-    """Reserve bytes of earlier responses like those of a body. Raises ApiError."""
+    """Reserve bytes of earlier responses, as of a body. Raises ApiError."""
     most = service.settings.max_body_bytes
     if size > most:
         raise ApiError(

@@ -284,7 +284,7 @@ class StreamOptions(ClientObject):
 
     @property
     def continuous(self) -> bool:
-        """True where each piece has the usage so far."""
+        """True if each piece has the usage so far."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
@@ -330,7 +330,7 @@ class TextRequest(ClientObject):
     @model_validator(mode="wrap")
     @classmethod
     def _with_functions(cls, given: Any, handler: Callable[[Any], "TextRequest"]) -> "TextRequest":
-        """Keep tools of type function, and those in namespaces."""
+        """Keep tools of type function, also in namespaces."""
         listed = given.get("tools") if isinstance(given, Mapping) else None
         skipped, in_spaces, tools = list[str](), dict[str, tuple[str, str]](), list[Any]()
         for tool in listed if isinstance(listed, list) else ():
@@ -370,7 +370,7 @@ class ChatRequest(TextRequest):
 
     @property
     def speaks(self) -> bool:
-        """True where the answer has speech."""
+        """True if the answer has speech."""
         return "audio" in (self.modalities or ())
 
     @property

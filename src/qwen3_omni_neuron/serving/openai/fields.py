@@ -275,7 +275,7 @@ class Voices:
 
     @property
     def default(self) -> str | None:
-        """The default voice: that of `RequestOptions`, or else the first."""
+        """The default voice: the default of `RequestOptions`, or else the first."""
         wanted = RequestOptions().speaker
         return wanted if wanted in self.names else next(iter(self.names), None)
 
@@ -295,7 +295,7 @@ class Voices:
 
 
 def seed_of(given: Any) -> Any:
-    """Return our seed for OpenAI's, which may be negative; other values unchanged."""
+    """Return a non-negative seed for any of OpenAI's seeds; other values unchanged."""
     if isinstance(given, int) and -LARGEST_SEED - 1 <= given < 0:
         return given + LARGEST_SEED + 1
     return given

@@ -1,4 +1,4 @@
-"""Grammar fields of vLLM's and SGLang's clients as the option `grammar`."""
+"""Grammar fields of vLLM and SGLang clients as the option `grammar`."""
 
 import json
 from collections.abc import Mapping

@@ -40,7 +40,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class Content:
-    """Next part of the answer. logprobs: its tokens', in the form of chat completions."""
+    """Next part of the answer. logprobs: of its tokens, in the form of chat completions."""
 
     text: str
     logprobs: Sequence[dict[str, Any]] = ()

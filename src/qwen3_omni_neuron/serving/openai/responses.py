@@ -459,7 +459,7 @@ def sent_back(item: Json) -> Json:
 
 
 def with_ids(items: Iterable[Json]) -> dict[str, bytes]:
-    """Return an input's items in JSON by id: the client's, unless repeated."""
+    """Return an input's items in JSON by id, which is the client's unless repeated."""
     made = dict[str, bytes]()
     for item in items:
         pause()

@@ -1,4 +1,4 @@
-"""Events of DashScope, Qwen's service, <-> OpenAI's: flat sessions, other names."""
+"""Events of DashScope, Qwen's service, <-> OpenAI events: flat sessions, other names."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -33,7 +33,7 @@ FIRST: Json = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000
 
 
 def heard(event: Json) -> Json:
-    """Return a client's event as OpenAI's. Raises ApiError."""
+    """Convert a client's event to an OpenAI event. Raises ApiError."""
     if event.get("type") == "input_image_buffer.append":
         if not isinstance(event.get("image"), str):
             raise wrong_value("image: Input should be a JPEG file in base64.", "image")

@@ -37,7 +37,7 @@ class ContentPart(ClientObject):
     image_url: str | None = None
 
     def may_have(self) -> Collection[str]:
-        """Return the names of further fields; MediaReader checks an image's."""
+        """Return the names of further fields; MediaReader checks image fields."""
         return ("*",) if self.type == "input_image" else names_in(ITEM, "content[]")
 
 

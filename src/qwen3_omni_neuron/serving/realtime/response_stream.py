@@ -1,4 +1,4 @@
-"""One response: a reply's events as OpenAI's."""
+"""One response: a reply's events as OpenAI events."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -97,7 +97,7 @@ class Response:
         return self._task is not None and not self._task.done()
 
     def begin(self, stream: ReplyStream, before: str | None) -> None:
-        """Start to send its events. before: id of the item before the reply's, if any."""
+        """Start to send its events. before: id of the item before the reply, if any."""
         self._served = ServedStream(stream, self._connection.service, speed=self._speed)
         self.playback = self._served.playback
         if self._in_history:

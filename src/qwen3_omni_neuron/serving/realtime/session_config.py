@@ -200,7 +200,7 @@ class ResponseAudio(ClientObject):
 
 
 class ResponseConfig(_CommonConfig):
-    """Configuration of one response, which overrides the session's."""
+    """Configuration of one response, which overrides the session configuration."""
 
     audio: ResponseAudio = ResponseAudio()
     conversation: Literal["auto", "none"] = "auto"
@@ -388,7 +388,7 @@ def _check_options(config: _CommonConfig, where: str) -> None:
 
 
 def merged(now: Json, given: Mapping[str, Any]) -> Json:
-    """Return a configuration's fields updated by a client's."""
+    """Return a configuration's fields updated by client fields."""
     made = dict(now)
     for name, value in given.items():
         if value is None and name in _OPTIONS:  # back to the default
