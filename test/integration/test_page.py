@@ -620,6 +620,7 @@ def test_the_conversation_has_half_of_a_phone_beside_open_settings(visitor) -> N
         visitor.page.set_viewport_size({"width": width, "height": height})
         visitor.page.evaluate("document.querySelector('#settings').open = true")
         assert visitor.page.locator("#conversation").bounding_box()["height"] >= height / 2
+        assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_the_forms_of_docs_send_their_examples(browser, server) -> None:

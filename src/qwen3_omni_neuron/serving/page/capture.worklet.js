@@ -17,7 +17,7 @@ class Capture extends AudioWorkletProcessor {
     this.piece = new Int16Array(PIECE);
     this.length = 0;
     this.peak = 0;
-    this.port.onmessage = () => this.send(true); // asked for what is there of a piece
+    this.port.onmessage = () => this.send(true); // flush the unfinished piece
   }
 
   process(inputs) {
@@ -53,7 +53,7 @@ class Capture extends AudioWorkletProcessor {
   }
 }
 
-// For each place between two input samples, the weights of those around it; they add up to 1.
+// Weights of the input samples around each phase; they add up to 1.
 function filter(reach, stretch) {
   return Array.from({ length: PHASES + 1 }, (_, phase) => {
     const weights = Float32Array.from({ length: 2 * reach }, (_, k) => {

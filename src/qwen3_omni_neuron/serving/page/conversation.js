@@ -52,7 +52,7 @@ export class UserTurn extends Turn {
   // Whether it waits for a session.
   unsent(yes) {
     this.root.classList.toggle("unsent", yes);
-    this.toEnd(); // behind what was said of the session meanwhile
+    this.toEnd(); // after the notes about the session
   }
 
   // recording: see replies.js.
@@ -60,7 +60,7 @@ export class UserTurn extends Turn {
     if (recording.length) this.offer(recording.buttons);
   }
 
-  // Its words are not known, and won't be.
+  // There is no transcript.
   unwritten() {
     if (!this.text) this.write("(spoken)");
   }
@@ -104,7 +104,7 @@ export class Answer extends Turn {
     this.draw();
   }
 
-  // The last of it was played, or it was stopped, or it has no sound.
+  // It was played to its end, was stopped, or has no sound.
   finish(interrupted = false) {
     if (this.over) return;
     this.over = true;
@@ -118,17 +118,17 @@ export class Answer extends Turn {
     if (this.fault) buttons.push(button("New conversation", this.renew));
     this.offer(buttons);
     this.onOver?.();
-    // One that was heard is not read out, too: that would be heard by the microphone.
+    // A spoken answer is not announced: the microphone would hear it.
     const words = this.firstSound ? [this.fault] : [`${this.who}:`, this.text, note];
     announce(words.filter(Boolean).join(" "));
   }
 
-  // Wait until what came of it was played; not where more of it was to come.
+  // Wait until a complete answer was played; return at once for an incomplete one.
   async played() {
     if (!this.making && !this.over) await new Promise((resolve) => (this.onOver = resolve));
   }
 
-  // Its timeline, and beside each figure the colour that stands for it there.
+  // Draw the timeline and its figures, in the same colours.
   draw() {
     const end = this.end ?? performance.now();
     const place = (time) => `${(100 * (time - this.since)) / Math.max(1, end - this.since)}%`;
@@ -176,7 +176,7 @@ export function note(text) {
   keepAtEnd(() => list.append(element("li", "note", text)));
 }
 
-// Change the list, and stay at its end where its reader is there.
+// Change the list; keep it scrolled to its end if it was.
 function keepAtEnd(change) {
   const atEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120;
   change();

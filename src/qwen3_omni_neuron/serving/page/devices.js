@@ -1,8 +1,7 @@
-// Microphones, loudspeakers and cameras: which there are, and asking the user for one. Images as
-// data URLs: of the camera, and of files.
+// Lists of microphones and loudspeakers, access to microphone and camera, and images as data URLs.
 
 const KINDS = { microphone: "audioinput", loudspeaker: "audiooutput" };
-const MOST_PIXELS = 1280; // of a side: no model makes use of more
+const MOST_PIXELS = 1280; // per side: no model uses more
 
 // Fill the lists of the settings. Browsers name devices once the user has allowed the microphone.
 export async function listDevices() {
@@ -20,7 +19,7 @@ export async function listDevices() {
 // Ask the user for a device. onLost(): called when it is gone. Throws an Error with words for the user.
 export async function device(name, asked, onLost) {
   if (!navigator.mediaDevices) {
-    throw new Error(`A browser gives the ${name} to pages at localhost or over https only.`);
+    throw new Error(`Browsers allow the ${name} at localhost or over https only.`);
   }
   try {
     const stream = await navigator.mediaDevices.getUserMedia(asked);
@@ -28,11 +27,12 @@ export async function device(name, asked, onLost) {
     return stream;
   } catch (error) {
     const why = {
-      NotAllowedError: "it was not allowed",
-      NotFoundError: "there is none",
-      OverconstrainedError: "the chosen one is gone",
+      NotAllowedError: `The ${name} was not allowed`,
+      NotFoundError: `No ${name} found`,
+      OverconstrainedError: `The chosen ${name} is gone`,
     };
-    throw new Error(`No ${name}: ${why[error.name] ?? error.message}. You can still write.`);
+    const found = why[error.name] ?? `The ${name} can't be opened: ${error.message}`;
+    throw new Error(`${found}. You can type instead.`);
   }
 }
 
@@ -79,7 +79,7 @@ function dataUrl(source, width, height) {
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
   const context = canvas.getContext("2d");
-  context.fillStyle = "white"; // behind what is transparent, which JPEG would make black
+  context.fillStyle = "white"; // JPEG would make transparent pixels black
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(source, 0, 0, canvas.width, canvas.height);
   return canvas.toDataURL("image/jpeg", 0.9);

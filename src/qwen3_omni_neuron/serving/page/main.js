@@ -23,32 +23,32 @@ const RESPOND = "respond"; // id of the event that asks for an answer
 const DELAYS_S = [0.5, 1, 2, 4, 8, 15, 30]; // before each try to open a lost connection again
 
 const ENDS = {
-  session_expired: "The session's time is over.",
+  session_expired: "The session has reached its time limit.",
 };
 
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
 
-let realtime = null; // these are null while there is no session
+let realtime = null; // null without a session, like the next five
 let microphone = null;
 let opening = null; // microphone that the user has not allowed yet
 let loudspeaker = null;
-let camera = null; // null where it is off, too
-let starting = null; // promise of a session that begins, or whose connection is opened again
-let model = null; // what the server says of its model, null before it was asked
-let detection = null; // how the server finds turns, null where it can't
+let camera = null; // null while it is off, too
+let starting = null; // promise of a session that begins or reconnects
+let model = null; // the server's description of its model, null before it is known
+let detection = null; // settings of the server's turn detection, null if it has none
 let key = "";
 let muted = false;
-let held = null; // samples sent while the button is held, null where it is not
-let asked = false; // for an answer that the server has not begun
-let unwanted = false; // it was interrupted, too
+let held = null; // samples sent while the button is pressed, null while it is not
+let asked = false; // whether an answer is requested that has not begun
+let unwanted = false; // whether it was interrupted as well
 let interrupting = null; // promise of the last answer's end
 let answer = null; // the last one
 let answers = 0; // since the conversation began
 let endOfQuestion = 0; // time by performance.now()
-let sent = new Sent(); // by the microphone, in this session
-let spoken = []; // pieces of it: the turn that has ended
-let begun = 0; // sample of it at which the user's turn began
+let sent = new Sent(); // sound of the microphone in this session
+let spoken = []; // pieces of the turn that has just ended
+let begun = 0; // the turn's first sample, counted from the session's
 const turns = new Map(); // the user's turns by the ids of their items
 let hearing = null; // the turn that the user speaks
 
@@ -81,11 +81,11 @@ async function connect() {
   realtime = session;
   show();
   const sound = loudspeaker.open(at("loudspeaker").value);
-  sound.catch(() => {}); // where the server is gone, that is what the user is told
+  sound.catch(() => {}); // if the server is gone, the user is told that
   await attach(session, sound);
 }
 
-// Open a session's connection, for the first time or again. sound: to wait for before.
+// Open a session's connection, for the first time or again. sound: awaited first.
 async function attach(session, sound = null) {
   await describe();
   await sound;
@@ -117,7 +117,7 @@ async function lost(session, reason, ended) {
   await answer?.played();
   if (session !== realtime) return; // ended here
   end();
-  problem(`${ENDS[reason] ?? `The connection ended: ${reason || "the server closed it"}.`} Press Start to go on.`);
+  problem(`${ENDS[reason] ?? `The connection ended: ${reason || "the server closed it"}.`} Press Start to continue.`);
 }
 
 async function reopen(session) {
@@ -131,8 +131,8 @@ async function reopen(session) {
   problem(words);
 }
 
-// Try something after longer and longer times while it is wanted, and say why. Gives words for the
-// user where all tries were in vain.
+// Retry an action with growing delays while it is wanted, and show why. Returns a message for the
+// user if all tries failed, else "".
 async function again(words, action, wanted) {
   for (const delay_s of DELAYS_S) {
     problem(`${words} Trying again.`);
@@ -143,10 +143,10 @@ async function again(words, action, wanted) {
       if (wanted()) problem("");
       return "";
     } catch (error) {
-      if (!wanted()) return ""; // such as by End, which may be why it failed
+      if (!wanted()) return ""; // End was pressed, which may be the cause
       words = error.message;
     }
-    if (!at("key-form").hidden) return words; // it takes another key
+    if (!at("key-form").hidden) return words; // another key is needed
   }
   return `${words} Press Start to try again.`;
 }
@@ -172,7 +172,7 @@ async function listen() {
 // The microphone is gone.
 function deaf() {
   hangUp();
-  problem("The microphone was lost. Press Start to go on with another one.");
+  problem("The microphone was lost. Press Start to use another one.");
   show();
 }
 
@@ -183,7 +183,7 @@ function hangUp() {
   level(0);
 }
 
-// Forget what the user is saying: it has no end.
+// Drop the user's unfinished turn.
 function forget() {
   if (hearing) {
     hearing.root.remove();
@@ -208,7 +208,7 @@ function end() {
   status("Not connected", { aloud: true });
 }
 
-// Forget the conversation, and begin another one where one was going on.
+// Clear the conversation, and begin another session if the microphone was open.
 async function renew() {
   const live = microphone !== null;
   end();
@@ -306,7 +306,7 @@ async function release() {
   if (held === null) return;
   endOfQuestion = performance.now();
   await microphone.flush();
-  if (held === null) return; // let go by something else, too, or the session has ended
+  if (held === null) return; // released by another event, or the session has ended
   const long = held >= (SHORTEST_MS * RATE) / 1000;
   held = null;
   spoken = sent.between(begun, sent.end);
@@ -325,7 +325,7 @@ function respond() {
   realtime?.send("response.create", { event_id: RESPOND });
 }
 
-// End the answer that is made or plays, and tell the server what was heard of it.
+// Stop the current answer, and tell the server how much of it was played.
 function interrupt({ byServer = false } = {}) {
   if (asked && !byServer && !unwanted) {
     unwanted = true;
@@ -344,7 +344,7 @@ async function silence(stopped) {
   realtime?.send("conversation.item.truncate", { item_id: item, content_index: 0, audio_end_ms: ms });
 }
 
-// Make room for what the user writes or shows, in a session.
+// Begin a session if needed, and stop the current answer.
 async function takeTurn() {
   stopReplay();
   await start(false);
@@ -419,7 +419,8 @@ async function sendFile(file) {
     await post(imageTurn(found, `Image ${file.name}`), content, false);
     status("Now ask about the image", { aloud: true });
   } else if (found.length > MOST_FILE_S * RATE) {
-    problem(`${file.name} is longer than ${MOST_FILE_S / 60} minutes: transcribe it instead.`);
+    const advice = `Run: qwen3-omni-neuron transcribe ${file.name}`;
+    problem(`${file.name} is longer than ${MOST_FILE_S / 60} minutes. ${advice}`);
   } else {
     const turn = new UserTurn();
     turn.write(file.name);
@@ -513,7 +514,7 @@ const handlers = {
   },
   error: ({ error }) => {
     if (error.event_id === RESPOND) asked = unwanted = false;
-    // The answer was complete when it was to be cancelled.
+    // The answer was complete before the cancel arrived.
     if (error.code !== "response_cancel_not_active") problem(error.message);
   },
 };
@@ -554,7 +555,7 @@ function userTurn(item) {
   return turns.get(item);
 }
 
-// What the page shows of it.
+// What the page shows.
 
 function show() {
   const [does, says] = doing();
@@ -570,7 +571,7 @@ function show() {
 }
 
 function enable(id, yes) {
-  if (!yes && document.activeElement === at(id)) talk.focus(); // it would be lost with the button
+  if (!yes && document.activeElement === at(id)) talk.focus(); // a disabled button would lose it
   at(id).disabled = !yes;
 }
 
@@ -664,7 +665,7 @@ at("key-form").addEventListener("submit", quietly(async (event) => {
   }
 }));
 
-// Sound that was suspended, such as by a call, goes on.
+// Resume sound that was suspended, such as by a call.
 for (const kind of ["visibilitychange", "click", "keydown"]) {
   document.addEventListener(kind, () => [loudspeaker, microphone].forEach((part) => part?.resume()));
 }

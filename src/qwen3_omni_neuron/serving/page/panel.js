@@ -11,8 +11,7 @@ export function announce(text) {
   at("announcement").textContent = text;
 }
 
-// aloud: screen readers read it out. What sounds itself they leave alone: they would be heard by the
-// microphone.
+// aloud: screen readers read it out. Not while sound plays: the microphone would hear them.
 export function status(text, { aloud = false } = {}) {
   write("status", text);
   if (aloud) announce(text);
@@ -35,7 +34,7 @@ export function level(peak) {
 
 export const handsFree = () => document.querySelector("[name=mode]:checked").value === "hands-free";
 
-// Where the server can't find turns, the user has to.
+// Without turn detection the user ends turns.
 export function allowHandsFree(yes) {
   document.querySelector("[value=hands-free]").disabled = !yes;
   if (!yes) document.querySelector("[value=push]").checked = true;
@@ -48,7 +47,7 @@ export function offerVoices(names) {
   if (names.includes(chosen)) at("voice").value = chosen;
 }
 
-// Fields of a session. detection: how the server finds turns, null where it can't.
+// Fields of a session. detection: the server's turn detection, or null.
 export function sessionSettings(detection, transcription) {
   const voice = at("voice").value;
   const language = at("language").value;

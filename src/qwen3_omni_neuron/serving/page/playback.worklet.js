@@ -1,10 +1,9 @@
-// Answers to the loudspeaker, through a jitter buffer. It counts what was played of each, and how
-// often one had run out before its end.
+// Jitter buffer of answers for the loudspeaker. Counts the samples played of each answer, and underruns.
 
-const FIRST_S = 0.04; // buffered before an answer begins, or half of what the last one came to need
-const AGAIN_S = 0.12; // and before it goes on, the first time that it ran out; then twice of it
+const FIRST_S = 0.04; // buffered before an answer begins; or half of the last answer's target
+const AGAIN_S = 0.12; // and before it resumes after its first underrun; doubled for each further one
 const MOST_S = 0.48;
-const FADE_S = 0.005; // of what is stopped, so that it does not click
+const FADE_S = 0.005; // at a stop, to avoid a click
 const REPORT = 2400; // samples from one report to the next
 
 class Playback extends AudioWorkletProcessor {
@@ -15,7 +14,7 @@ class Playback extends AudioWorkletProcessor {
     this.target = FIRST_S * sampleRate;
     this.item = null; // of the answer that plays, or is the next to play
     this.played = 0; // samples of it
-    this.ended = false; // nothing more of it comes
+    this.ended = false; // no more samples will come
     this.waiting = true;
     this.fading = [];
     this.underruns = 0;
@@ -29,7 +28,7 @@ class Playback extends AudioWorkletProcessor {
     this.depth += samples.length;
   }
 
-  // An answer replaces the one before: whoever wants to hear both waits for its end.
+  // An answer replaces the one before.
   begin(item) {
     this.drop();
     const target = Math.max(FIRST_S * sampleRate, this.target / 2);

@@ -44,7 +44,7 @@ export class Recording {
     try {
       await player.open(this.pieces, document.getElementById("loudspeaker").value);
     } catch (error) {
-      if (this.player !== player) return; // it was stopped, which may be why
+      if (this.player !== player) return; // it was stopped, which may be the cause
       this.stop();
       throw error;
     }
@@ -86,7 +86,7 @@ export function forgetRecordings() {
   kept.splice(0).forEach((recording) => recording.forget());
 }
 
-// A button that copies a text; none where the browser lets pages copy nothing.
+// A button that copies a text, or none if the browser has no clipboard.
 export function copyButtons(text) {
   if (!navigator.clipboard) return [];
   const made = button("Copy", async () => {

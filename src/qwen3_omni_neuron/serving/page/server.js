@@ -2,7 +2,7 @@
 
 const TIMEOUT_MS = 10_000;
 const UNSENDABLE = "This key has characters that a browser can't send.";
-const ENDED_CODES = [1000, 1008, 1009]; // of a server that would not take the connection again
+const ENDED_CODES = [1000, 1008, 1009]; // after which the server would refuse a new connection
 
 export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
@@ -25,7 +25,7 @@ export class Realtime {
     } catch {
       throw new Error(UNSENDABLE);
     }
-    const { socket } = this; // one that was given up may still have something to tell
+    const { socket } = this; // an abandoned socket may still send events
     const current = (action) => (event) => socket === this.socket && action(event);
     socket.addEventListener("message", current(({ data }) => this.take(JSON.parse(data))));
     socket.addEventListener("close", current(({ code, reason }) => this.closed(code, reason)));
@@ -33,8 +33,8 @@ export class Realtime {
     Object.assign(this, { ready: true, waits: "" });
   }
 
-  // Wait for an event. Throws an Error with words for the user when the connection is gone before,
-  // and closes it where the event does not come in time.
+  // Wait for an event. Throws an Error with words for the user if the connection is lost first, and
+  // closes it after a timeout.
   until(matches) {
     const { socket } = this;
     let timer;
@@ -55,7 +55,7 @@ export class Realtime {
   }
 
   closed(code, reason) {
-    const words = "The server did not take the connection: it may be full, or still loading.";
+    const words = "The server refused the connection: it may be full or still loading.";
     this.waiting?.reject(new Error(words));
     if (!this.ready) return;
     const ended = ENDED_CODES.includes(code);
@@ -63,7 +63,7 @@ export class Realtime {
     this.onLost(reason, ended);
   }
 
-  // Send an event. Gives false where there is no connection now.
+  // Send an event. Returns false without a connection.
   send(type, fields = {}) {
     const open = this.ready && this.socket.readyState === WebSocket.OPEN;
     if (open) this.socket.send(JSON.stringify({ type, ...fields }));
@@ -76,20 +76,20 @@ export class Realtime {
   }
 }
 
-// Ask the server for its model: its id, whether it transcribes questions, and its introduction and
-// questions where it has them. Gives null where it wants another key.
+// Get the server's model: its id, whether it transcribes questions, and its introduction and
+// questions, if any. Returns null if another key is needed.
 export async function describedModel(key) {
   const models = await asked("v1/models", "data", key);
   return models && models[0];
 }
 
-// Ask the server for the names of its voices. Gives null where it wants another key.
+// Get the names of the voices. Returns null if another key is needed.
 export async function voices(key) {
   const found = await asked("v1/audio/voices", "voices", key);
   return found && found.map(({ id }) => id);
 }
 
-// Ask for one field of what is at a path. Throws an Error with words for the user.
+// Get one field of the JSON at a path. Throws an Error with words for the user.
 async function asked(path, field, key) {
   let headers;
   try {
@@ -101,7 +101,7 @@ async function asked(path, field, key) {
   const answer = await fetch(path, { headers, signal }).catch(() => null);
   if (!answer) throw new Error("The server can't be reached.");
   if (answer.status === 401) return null;
-  const body = await answer.json().catch(() => ({})); // of something between here and the server
+  const body = await answer.json().catch(() => ({})); // a proxy's answer
   if (!body[field]) throw new Error(body.error?.message ?? `The server answers ${answer.status}.`);
   return body[field];
 }

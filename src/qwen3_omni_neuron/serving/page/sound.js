@@ -37,7 +37,7 @@ export class Microphone {
     resume(this.context);
   }
 
-  // Have what was heard until now handed over.
+  // Wait until all sound so far was passed to onPiece.
   flush() {
     return new Promise((resolve) => {
       this.flushed = resolve;
@@ -51,7 +51,7 @@ export class Microphone {
   }
 }
 
-// The last of what a microphone sent in a session, of which turns are cut.
+// The latest sound of the microphone in a session, from which turns are cut.
 export class Sent {
   constructor() {
     Object.assign(this, { pieces: [], end: 0 }); // end: samples sent so far
@@ -75,7 +75,7 @@ export class Sent {
   }
 }
 
-// Decode a sound file: Int16Array. Throws where the browser can't.
+// Decode a sound file to an Int16Array. Throws if the browser can't.
 export async function readSound(file) {
   const decoded = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await file.arrayBuffer());
   const mixed = new OfflineAudioContext(1, decoded.length, RATE);
@@ -123,7 +123,7 @@ export class Loudspeaker {
     this.node.port.postMessage({ kind: "end", item });
   }
 
-  // Be silent. Gives the item that played, null where none did, and the ms of it that were heard.
+  // Stop playing. Returns the item that played, or null, and how many ms of it were heard.
   async stop() {
     const stopped = new Promise((resolve) => (this.stopped = resolve));
     this.node.port.postMessage({ kind: "stop" });
@@ -138,7 +138,7 @@ export class Loudspeaker {
   }
 }
 
-// Plays a sound that is there, once.
+// Plays a recording once.
 export class Player {
   // onEnd(): called when all of it was played.
   constructor(onEnd) {
@@ -172,7 +172,7 @@ async function chooseSink(context, id) {
   });
 }
 
-// A telephone suspends sound during a call, and browsers until there was a click.
+// Phones suspend sound during a call, and browsers until the first click.
 function resume(context) {
   if (context && context.state !== "running") context.resume().catch(() => {}); // closed meanwhile
 }
