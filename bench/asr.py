@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from transformers.models.whisper.english_normalizer import (
 from bench.common.manifests import Clip, read_clips
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.options import INSTRUCTION
-from qwen3_omni_neuron.serving.transcription import Failure, Transcript, transcribe
+from qwen3_omni_neuron.transcription import Failure, Transcript, transcribe
 from testing.command_line import Figures, InputError, Row, parser_of, positive, run
 from testing.headlines import headline
 from testing.metrics import percentiles
@@ -86,8 +85,9 @@ def measure(options: argparse.Namespace) -> Figures:
 
 def _row(clip: Clip, outcome: Transcript | Failure) -> Row:
     """Return a clip's row; its error is None where there is a transcript."""
-    found = asdict(outcome)
-    del found["file"]
+    found = {name: value for name, value in vars(outcome).items() if name != "file"}
+    if isinstance(outcome, Failure):
+        found["error"] = str(outcome.error)
     return {"audio": str(clip.audio), "words": clip.text, "error": None, **found}
 
 

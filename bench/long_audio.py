@@ -29,7 +29,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
-from qwen3_omni_neuron.serving.transcription import Transcript, transcribe
+from qwen3_omni_neuron.transcription import Transcript, transcribe
 from testing.command_line import Figures, Row, parser_of, run
 from testing.headlines import headline
 from testing.media_cases import QUESTION_WAV, RATE

@@ -175,7 +175,7 @@ def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:
 def compiled(checkpoint: Path, dtype: str) -> Path:
     """Return the folder of our compiled tree, of which what is missing or stale is compiled."""
     folder = checkpoint.with_name(checkpoint.name.replace("checkpoint", f"ours-{dtype}"))
-    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "compile", "--model", str(checkpoint)]
+    command = [sys.executable, "-m", "qwen3_omni_neuron", "compile", "--model", str(checkpoint)]
     command += ["--out", str(folder), "--target", "cpu", "--dtype", dtype, "--max-concurrency", "1"]
     output_of(command)
     return folder

@@ -5,4 +5,4 @@ import sys
 from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(compile_script("every model"))
+    sys.exit(compile_script())

@@ -8,4 +8,4 @@ import sys
 from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(compile_script("the unrolled code predictor", "code_predictor"))
+    sys.exit(compile_script("code_predictor"))

@@ -8,4 +8,4 @@ import sys
 from qwen3_omni_neuron.cli.compile import compile_script
 
 if __name__ == "__main__":
-    sys.exit(compile_script("the talker with norm capture", "talker"))
+    sys.exit(compile_script("talker"))

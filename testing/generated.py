@@ -145,7 +145,8 @@ def _type_text(annotation: object) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     if "Callable" in text:
         return "function"
-    return re.sub(r"\b(?:\w+\.)+", "", text).replace(" | ", " or ")
+    text = re.sub(r"\b(?:\w+\.)+", "", text).replace(" | ", " or ")
+    return text.replace("str or Any", "str or torch.dtype")
 
 
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {

@@ -18,12 +18,13 @@ LAYERS = [
     {"compilation"},
     {"runtime"},
     {"cpu", "neuron"},
-    {"session"},
+    {"session", "transcription"},
     {"api"},
     {"__init__"},
     {"serving"},
     {"verification"},
     {"cli"},
+    {"__main__"},
 ]
 
 

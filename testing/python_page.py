@@ -35,7 +35,8 @@ def block(name: str) -> str:
             "```",
             "",
         ]
-    return "\n".join((*lines, inspect.getdoc(found) or "", ""))
+    told = (inspect.getdoc(found) or "").partition("\n\nOptions:\n")[0]  # a table has the options
+    return "\n".join((*lines, told, ""))
 
 
 def _signature(found: Any, function: Any) -> str:

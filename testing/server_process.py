@@ -28,7 +28,7 @@ def server_process(
     flags: flags of `serve`, beside those that are set here. on_line: called in a thread of its own
     with each line of its log after it is ready.
     """
-    words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
+    words = ["-m", "qwen3_omni_neuron", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
     words += ["--dtype", options.dtype, "--placement", options.placement]
     words += [] if options.threads is None else ["--threads", str(options.threads)]

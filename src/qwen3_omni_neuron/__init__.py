@@ -5,10 +5,10 @@ Names are imported on first use: torch takes a second, and not every command nee
 
 import gc
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 
+TYPE_CHECKING = False  # typing's: importing it would take longer than all the rest
 if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
     from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Importing torch makes no garbage; the collector would scan it

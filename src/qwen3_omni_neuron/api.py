@@ -1,13 +1,12 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
 import secrets
-import wave
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from io import BytesIO
+from inspect import cleandoc
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any
@@ -35,20 +34,24 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
+from qwen3_omni_neuron.events.encoding import wav_header
 from qwen3_omni_neuron.helpers.grammars import Admit, admit_all
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
+    LOAD_OPTIONS,
+    REQUEST_OPTIONS,
     GenerateArguments,
     LoadArguments,
     LoadOptions,
     RequestArguments,
     RequestOptions,
     SpeechArguments,
+    check_names,
 )
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
-from qwen3_omni_neuron.prompt.messages import Conversation, Truncation, check_characters
+from qwen3_omni_neuron.prompt.messages import Conversation, Truncation, check_characters, check_last
 from qwen3_omni_neuron.prompt.pieces import cut
 from qwen3_omni_neuron.prompt.prompt import NO_KEYS, Prompt, prompt_keys
 from qwen3_omni_neuron.prompt.stored import read_file
@@ -57,6 +60,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import STORED_KIND, Session, SessionModel
+from qwen3_omni_neuron.transcription import Failure, Transcript, transcribe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -72,6 +76,12 @@ class Qwen3Omni:
 
     Requests may come from several threads; the result of one does not depend on the others.
     """
+
+    def __new__(cls, config: object = None, *_: object, **__: object) -> "Qwen3Omni":
+        """Raises TypeError for a checkpoint's path."""
+        if not isinstance(config, OmniConfig):
+            raise TypeError("Qwen3Omni(...) loads no checkpoint. Use Qwen3Omni.load(model_path).")
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -183,13 +193,8 @@ class Qwen3Omni:
         prompt: special tokens' names in a text become these tokens. It has no media.
         Raises the errors of `stream_text`, and MessageError for an empty prompt.
         """
-        check_not_forked()
         arrived_s = self._pipeline.clock.now()
-        parsed = RequestOptions.parse(options)
-        made = self.prompt_builder.raw(prompt, self._context_length - 1)
-        return SpeechStream(
-            self._pipeline, self._request(made, parsed, False, arrived_s), owner=self
-        )
+        return self._continue(prompt, RequestOptions.parse(options), arrived_s)
 
     def stream_echo(
         self, prompt: str | Sequence[int], new_tokens: int, **options: "Unpack[RequestArguments]"
@@ -200,7 +205,6 @@ class Qwen3Omni:
         has the prompt's, too. new_tokens: limit of the tokens after it, 0 for none.
         Raises MessageError, too, for a prompt of one token without new ones.
         """
-        check_not_forked()
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options)
         whole = self.prompt_builder.raw(prompt, self._context_length - 1)
@@ -212,10 +216,15 @@ class Qwen3Omni:
             grammar=ForcedTokens(forced, self._vocab_size),
             thinker_max_new_tokens=len(forced) + new_tokens,
         )
-        made = self.prompt_builder.raw([first], self._context_length - 1)
-        return SpeechStream(
-            self._pipeline, self._request(made, parsed, False, arrived_s), owner=self
-        )
+        return self._continue([first], parsed, arrived_s)
+
+    def _continue(
+        self, prompt: str | Sequence[int], options: RequestOptions, arrived_s: float
+    ) -> SpeechStream:
+        check_not_forked()
+        made = self.prompt_builder.raw(prompt, self._context_length - 1)
+        request = self._request(made, options, False, arrived_s)
+        return SpeechStream(self._pipeline, request, owner=self)
 
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
         """Speak a text: the collected `stream_speech`."""
@@ -247,6 +256,23 @@ class Qwen3Omni:
             for number, piece in enumerate(pieces)
         )
         return SpeechStream(self._pipeline, first, self, later)
+
+    def transcribe(
+        self,
+        audio: Any,
+        instruction: str | None = None,
+        concurrency: int = 1,
+        max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    ) -> Transcript:
+        """Transcribe audio of any length, window by window.
+
+        audio: a path, a file's bytes, or (samples, sampling rate). Others, and errors: see
+        transcription.transcribe; AudioError, PromptTooLongError and LateError are raised.
+        """
+        (made,) = transcribe(self, [audio], instruction, concurrency, max_new_tokens)
+        if isinstance(made, Failure):
+            raise made.error
+        return made
 
     def compile_grammar(
         self, admit: Admit = admit_all, **options: "Unpack[RequestArguments]"
@@ -383,7 +409,7 @@ class Qwen3Omni:
 
     def _warm_up(self) -> None:
         """Answer a short sound once: imports and the first read of the weights are then done."""
-        sound = {"type": "audio", "audio": _silence()}
+        sound = {"type": "audio", "audio": wav_header(16000, 3200) + bytes(3200)}
         messages = [{"role": "user", "content": [sound]}]
         options = RequestOptions(
             thinker_max_new_tokens=2,
@@ -411,6 +437,7 @@ class Qwen3Omni:
             self._check_speech(options)  # before anything is read
         with one_torch_thread():
             prompt = self._prompt(messages, options)
+        check_last(messages)
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
 
@@ -514,15 +541,24 @@ def generate_audio(
 ) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close the model.
 
-    options: options of `Qwen3Omni.load` and of a request.
+    options: options of `Qwen3Omni.load` and of a request. For example:
+
+        result = generate_audio("two plus three", SPEAKING_CHECKPOINT, speaker="Chelsie")
+        result.save("five.wav")
     """
-    load: dict[str, Any] = {}
-    request: dict[str, Any] = {}
-    for name, value in options.items():
-        (load if name in LoadArguments.__annotations__ else request)[name] = value
+    check_names(options, GenerateArguments.__annotations__)
+    load: Any = {name: value for name, value in options.items() if name in LOAD_OPTIONS}
+    request: Any = {name: value for name, value in options.items() if name not in load}
     RequestOptions.parse(request)  # before the load, which may take minutes
     with Qwen3Omni.load(model_path, **load) as omni:
         return omni.generate_audio(messages, **request)
+
+
+_OPTIONS = "\n".join(
+    f"    {option.name}: {option.help}; default: {option.default_text}"
+    for option in (*REQUEST_OPTIONS, *LOAD_OPTIONS.values())
+)
+generate_audio.__doc__ = f"{cleandoc(generate_audio.__doc__ or '')}\n\nOptions:\n{_OPTIONS}\n"
 
 
 def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None = None) -> None:
@@ -530,14 +566,6 @@ def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None 
     grammars.close()
     pipeline.close(join_timeout_s)
     give_back()
-
-
-def _silence() -> bytes:
-    file = BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setparams((1, 2, 16000, 0, "NONE", ""))
-        writer.writeframes(bytes(3200))
-    return file.getvalue()
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

@@ -138,9 +138,23 @@ def format_value(value: object) -> str:
     return printable(text, _MAX_VALUE_CHARACTERS)
 
 
+# Options by their names elsewhere.
+_SYNONYMS = {
+    "device": ("target", "compiled"),
+    "max_tokens": ("max_new_tokens", "thinker_max_new_tokens", "talker_max_new_tokens"),
+    "target": ("compiled",),
+    "torch_dtype": ("dtype",),
+    "voice": ("speaker",),
+}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with the known name nearest to an unknown one; empty without one."""
-    near = get_close_matches(str.__str__(name)[:_MOST_COMPARED], [*known], 1)
+    """Return a question with an unknown name's synonym, or the nearest known name; else nothing."""
+    text, names = str.__str__(name)[:_MOST_COMPARED], [*known]
+    plain = text.lstrip("-").replace("-", "_")
+    meant = (*_SYNONYMS.get(plain, ()), f"thinker_{plain}", f"talker_{plain}")
+    found = [n for m in meant for n in names if n.lstrip("-").replace("-", "_") == m]
+    near = found or get_close_matches(text, names, 1)
     return f" Did you mean {near[0]}?" if near else ""
 
 

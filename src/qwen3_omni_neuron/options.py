@@ -25,10 +25,12 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
 if TYPE_CHECKING:
+    from torch import dtype as TorchDtype
+
     from qwen3_omni_neuron.engines.protocols import Engines
     from qwen3_omni_neuron.engines.sampling import SamplingParams
 else:
-    Engines = Any  # for get_type_hints: the class needs torch
+    Engines = TorchDtype = Any  # for get_type_hints: the classes need torch
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
 """Default transcription instruction, for checkpoints without one."""
@@ -380,7 +382,7 @@ class LoadArguments(TypedDict, total=False):
     """Keyword arguments of `api.Qwen3Omni.load`; see `LoadOptions`."""
 
     target: str | None
-    dtype: str
+    dtype: str | TorchDtype
     max_concurrency: int | None
     context_length: int | None
     max_queued: int
@@ -642,7 +644,7 @@ class LoadOptions:
     target: str | None = option(
         None, "cpu, neuron or torchneuron", shown="the compiled tree's, else cpu"
     )
-    dtype: str = _load(
+    dtype: str | TorchDtype = _load(
         "auto", "auto, or a dtype of the target; CPU: mixed, float32, int8, int4, bfloat16, float64"
     )
     max_concurrency: int | None = option(
@@ -693,6 +695,9 @@ class LoadOptions:
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "LoadOptions":
         """Make options from keyword arguments. Raises OptionError as RequestOptions.parse does."""
+        dtype = repr(given.get("dtype"))
+        if dtype.startswith("torch."):
+            given = {**given, "dtype": dtype.removeprefix("torch.")}
         _check(given, LOAD_OPTIONS)
         if "://" in str(given.get("compiled_path", "")):
             raise OptionError(

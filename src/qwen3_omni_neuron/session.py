@@ -5,8 +5,8 @@ messages' features and pixels.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from qwen3_omni_neuron.prompt.messages import (
     Conversation,
     MessageReader,
     Truncation,
+    is_blank,
     messages_of,
     read_tools,
 )
@@ -151,8 +152,7 @@ class Session:
 
     @system.setter
     def system(self, content: str | Sequence[Mapping[str, Any]] | None) -> None:
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._system = self._system_turn(content)
 
     @property
@@ -166,8 +166,7 @@ class Session:
 
         Raises OptionError, and the errors of `Qwen3Omni.stream` for tools.
         """
-        with self._lock:
-            self._check_open()
+        with self._open():
             parsed = RequestOptions.parse(options)
             self._check_fixed(parsed)
             self._tools(parsed.tools)
@@ -178,21 +177,18 @@ class Session:
 
         Raises the errors of `Qwen3Omni.stream` for a message.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             return self._turn_of(message, "message")
 
     def insert(self, turn: Turn | Reply, before: Turn | Reply | None = None) -> None:
         """Insert a turn into the history, before another one, or at the end."""
-        with self._lock:
-            self._check_open()
+        with self._open():
             at = len(self._history) if before is None else self._index(before)
             self._history.insert(at, turn)
 
     def remove(self, turn: Turn | Reply) -> None:
         """Remove a turn or a reply from the history. A streaming reply continues."""
-        with self._lock:
-            self._check_open()
+        with self._open():
             del self._history[self._index(turn)]
 
     def commit(self) -> Turn:
@@ -201,8 +197,7 @@ class Session:
         Raises AudioError for too short a clip, which may continue; MessageError if nothing was
         appended.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             self._end_clip()
             turn = self._turn
             if turn is None:
@@ -213,8 +208,7 @@ class Session:
 
     def clear(self) -> None:
         """Drop the content appended since the last turn ended."""
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._turn = self._clip = self._ahead_of = None
 
     def prepare(self, speak: bool = True) -> None:
@@ -222,8 +216,7 @@ class Session:
 
         Does nothing while a reply streams, without reuse, or if all is computed.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             model = self._model
             if self._turn is None or not model.pipeline.caches_prefixes or self._streaming():
                 return
@@ -240,11 +233,12 @@ class Session:
         Ends the clip that append_audio began. Rejected content changes nothing.
         Raises the errors of `Qwen3Omni.stream`, and ClosedError.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             reader = self._reader()
             checked = reader.content(content, "user", "content")
             media = reader.media
+            if is_blank(checked):
+                raise MessageError("content is blank: append at least one word.")
             self._end_clip()
             self._turn = self._turn or Turn("user")
             self._turn.add(kept_content(content, media), checked, media)
@@ -257,8 +251,7 @@ class Session:
         changes nothing.
         Raises AudioError, PromptTooLongError and ClosedError.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             clip = self._clip or self._load.growing_clip(sampling_rate, "append_audio")
             clip.push(samples, sampling_rate)
             if self._clip is None and clip.begun:
@@ -288,8 +281,7 @@ class Session:
         clip that is too short, and the errors of `Qwen3Omni.stream`.
         """
         arrived_s = self._model.pipeline.clock.now()
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             if self._streaming():
                 raise MessageError(
                     "the last reply still streams. Read it to its end, or close its stream, and "
@@ -329,8 +321,7 @@ class Session:
         several tokens, less than half of which was heard.
         Raises MessageError, and OptionError for more seconds than the caller got.
         """
-        with self._lock:
-            self._check_open()
+        with self._open():
             reply = self._reply if reply is None else reply
             if reply is None or not reply.spoken:
                 raise MessageError("no reply in speech that could have been heard.")
@@ -399,8 +390,7 @@ class Session:
 
         Raises MessageError if this session is not empty.
         """
-        with self._lock, one_torch_thread():
-            self._check_open()
+        with self._open():
             if self._history or self._turn is not None or self._reply is not None:
                 raise MessageError("this session already has turns. Restore into a new session.")
             self._begin(RequestOptions.parse(document["options"]))
@@ -453,9 +443,13 @@ class Session:
         self._check = prompt_builder.text_check(most_tokens)
         self._reserved = () if self._literal_text else prompt_builder.reserved
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this session was closed. Begin another one with its messages.")
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the lock of an open session, with one torch thread. Raises ClosedError."""
+        with self._lock, one_torch_thread():
+            if self._closed:
+                raise ClosedError("this session was closed. Begin another one with its messages.")
+            yield
 
     def _check_fixed(self, parsed: RequestOptions) -> None:
         for name, ours in (

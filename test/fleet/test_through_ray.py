@@ -314,7 +314,7 @@ def test_the_command_line_serves_what_a_yaml_says(fleet, tmp_path) -> None:
     application["deployments"][0]["num_replicas"] = 1
     file = tmp_path / "one.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "serve", "--ray", str(file)]
+    command = [sys.executable, "-m", "qwen3_omni_neuron", "serve", "--ray", str(file)]
     process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": fleet.address})
     try:
         wait_until(lambda: application["name"] in fleet.names(), START_S, EVERY_S)

@@ -199,7 +199,7 @@ def test_a_thread_that_never_returns_does_not_keep_the_server(kind, tmp_path) ->
 @contextmanager
 def shell(command: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A verb of the command line, `qwen`, in the place of a shell, which may limit it first."""
-    program = f"{sys.executable} -m qwen3_omni_neuron.cli"
+    program = f"{sys.executable} -m qwen3_omni_neuron"
     words = ["bash", "-c", command.replace("qwen", f"exec {program}")]
     with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
         try:

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.events.encoding import pcm16
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows, Window
 from qwen3_omni_neuron.serving.realtime import transcribing
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.transcription import Segment, stream_transcript, stream_window
+from qwen3_omni_neuron.transcription import Segment, stream_transcript, stream_window
 from testing.http_server import serving, wait_until
 from testing.realtime import PCM_16K, PUSH_TO_TALK, SHORT, Caller, calling, kinds, question
 

@@ -15,7 +15,7 @@ import torch
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import MessageError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.errors import MessageError, PromptTooLongError
 from qwen3_omni_neuron.verification.oracle import Reference
 from testing.repeats import again
 from testing.replies import GREEDY, assert_same
@@ -113,13 +113,6 @@ def test_names_of_special_tokens_are_words(speaking) -> None:
 def test_a_text_without_words_is_refused(speaking, text) -> None:
     with pytest.raises(MessageError, match=r"is empty|must be a str"):
         speaking.say(text)
-
-
-def test_options_that_say_nothing_of_speech_are_refused(speaking) -> None:
-    with pytest.raises(OptionError, match="unknown option 'thinker_temperature'"):
-        speaking.say("two", thinker_temperature=0.5)  # type: ignore[call-arg]
-    with pytest.raises(OptionError, match="unknown speaker 'Nobody'"):
-        speaking.say("two", speaker="Nobody")
 
 
 def test_a_text_that_nothing_divides_must_fit_the_talker(omni) -> None:

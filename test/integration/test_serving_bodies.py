@@ -188,6 +188,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str, str]] = [
             ([{"role": "user", "contnt": "", "content": ""}], "messages[0].contnt", "content"),
             ([{"role": "user", "content": "a", "audio": {"id": "a"}}], "messages[0].audio", ""),
             ([{"role": "user"}], "messages[0].content", "no content"),
+            ([{"role": "user", "content": " "}], "messages", "is blank"),
         )
     ),
     ({"tool_choice": "must"}, "tool_choice", "'auto', 'none' or 'required'"),

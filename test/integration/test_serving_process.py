@@ -110,7 +110,7 @@ Log = list[dict[str, Any]]
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, Log]]:
     """The command line's server in a process, ready; its URL; and what it logs from then on."""
-    words = ["-m", "qwen3_omni_neuron.cli", "serve", "--port", "0", "--threads", "1", *arguments]
+    words = ["-m", "qwen3_omni_neuron", "serve", "--port", "0", "--threads", "1", *arguments]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     lines, log = process.stderr, Log()

@@ -16,7 +16,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.edge.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.serving.transcription import Segment, stream_transcript
+from qwen3_omni_neuron.transcription import Segment, stream_transcript
 from testing.http_client import HttpClient, ask, form, parts_of
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.made_recordings import make_matroska, make_recording

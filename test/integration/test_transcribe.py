@@ -11,13 +11,13 @@ import soundfile
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.errors import ClosedError, ExitStatus, OptionError
+from qwen3_omni_neuron.errors import AudioError, ClosedError, ExitStatus, OptionError
 from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.options import INSTRUCTION
 from qwen3_omni_neuron.prompt.media import windows as windows_module
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.windows import GrowingWindows
-from qwen3_omni_neuron.serving.transcription import (
+from qwen3_omni_neuron.transcription import (
     Failure,
     Segment,
     Transcript,
@@ -137,18 +137,14 @@ def test_bad_files_are_reported_and_the_others_transcribed(
         assert said in outcome["error"]
 
 
-def test_without_a_file_that_can_be_read_no_model_is_loaded(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(Qwen3Omni, "load", None)
-    assert main(["transcribe", "/nowhere.wav", __file__]) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "qwen3-omni-neuron: /nowhere.wav: the file does not exist."
-    assert second.startswith(f"qwen3-omni-neuron: {__file__}: the file is something else")
-
-
 def test_the_library_tells_failures_from_mistakes(checkpoint, clips) -> None:
     with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni:
         (missing,) = transcribe(omni, [Path("missing.wav")])
         assert isinstance(missing, Failure)
+        with pytest.raises(AudioError, match="does not exist"):
+            omni.transcribe("missing.wav")
+        made = omni.transcribe(soundfile.read(clips[0]), max_new_tokens=TOKENS)
+        assert made.text == omni.transcribe(clips[0].read_bytes(), max_new_tokens=TOKENS).text
         with pytest.raises(OptionError, match="thinker_max_new_tokens"):
             list(transcribe(omni, clips, max_new_tokens=0))
     with pytest.raises(ClosedError):

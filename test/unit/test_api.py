@@ -1,14 +1,17 @@
 """The public face: what is refused, with what words, and what stays usable after."""
 
 import json
+import pydoc
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from qwen3_omni_neuron import Finished, Qwen3Omni, generate_audio
 from qwen3_omni_neuron.errors import LateError, MessageError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.options import GenerateArguments, LoadOptions
 from qwen3_omni_neuron.runtime.stage import Stage
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -21,7 +24,9 @@ def test_a_wrong_option_is_refused_at_once(omni) -> None:
         ({"speaker": "Bob"}, "unknown speaker 'Bob'. This checkpoint has Aiden, Chelsie, Ethan"),
         ({"speaker": 3}, "speaker must be a name"),
         ({"thinker_temprature": 1.0}, "Did you mean thinker_temperature"),
-        ({"voice": "Ethan"}, "unknown option 'voice'. Options: speaker, seed"),
+        ({"voice": "Ethan"}, "unknown option 'voice'. Did you mean speaker\\? Options: speaker"),
+        ({"temperature": 1.0}, "Did you mean thinker_temperature"),
+        ({"max_tokens": 9}, "Did you mean thinker_max_new_tokens"),
         ({"thinker_max_new_tokens": 0}, "an integer of 1 or more, got 0"),
         ({"talker_max_new_tokens": -4}, "an integer of 1 or more, got -4"),
         ({"talker_max_new_tokens": 2.5}, "an integer of 1 or more, got 2.5"),
@@ -51,6 +56,9 @@ def test_a_wrong_argument_of_load_is_refused(checkpoint) -> None:
     for options, said in (
         ({"target": "gpu"}, "target must be cpu, neuron or torchneuron, got 'gpu'"),
         ({"dtype": "int3"}, "dtype must be auto, mixed"),
+        ({"dtype": torch.int32}, "dtype must be auto, mixed, .* got 'int32'"),
+        ({"device": "cpu"}, "unknown option 'device'. Did you mean target"),
+        ({"torch_dtype": "auto"}, "Did you mean dtype"),
         ({"max_concurrency": 0}, "max_concurrency must be an integer of 1 or more"),
         ({"max_queued": -1}, "max_queued must be an integer of 0 or more"),
         ({"context_length": 10**6}, "context_length must be an integer from 2 to 4096 for"),
@@ -81,9 +89,26 @@ def test_a_deadline_that_passes_is_raised_by_name(omni) -> None:
 
 
 def test_generate_audio_refuses_a_wrong_option_before_the_load(tmp_path) -> None:
-    for wrong in ({"speker": "Ethan"}, {"seed": -1}):
-        with pytest.raises(OptionError):
+    for wrong, said in (({"device": "cpu"}, "you mean target"), ({"seed": -1}, "seed must be")):
+        with pytest.raises(OptionError, match=said):
             generate_audio(HELLO, tmp_path / "nothing", **wrong)
+
+
+def test_the_help_of_generate_audio_has_its_options_and_an_example(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = pydoc.plaintext.document(generate_audio)
+    assert all(f"    {name}: " in shown for name in GenerateArguments.__annotations__)
+    example = "\n".join(line.strip() for line in shown.splitlines() if "result" in line)
+    exec(f"from qwen3_omni_neuron import *\n{example}")
+    assert (tmp_path / "five.wav").exists()
+
+
+def test_a_model_is_made_by_load_and_takes_torchs_dtypes(checkpoint) -> None:
+    with pytest.raises(TypeError, match=r"Use Qwen3Omni\.load\(model_path\)"):
+        Qwen3Omni(checkpoint)  # type: ignore[call-arg, arg-type]
+    assert LoadOptions.parse({"dtype": torch.bfloat16}).dtype == "bfloat16"
+    with Qwen3Omni.load(checkpoint, dtype=torch.float32) as omni:
+        assert omni.generate_audio(HELLO, **SHORT).timings.frames == 2
 
 
 def test_a_load_answers_once_and_does_not_count_it(checkpoint, monkeypatch) -> None:
@@ -146,6 +171,10 @@ def test_a_text_is_asked_as_one_message_of_the_user(omni) -> None:
 
 
 def test_an_empty_text_is_refused(omni) -> None:
+    blank = [{"role": "user", "content": [{"type": "text", "text": " "}]}]
+    for messages in (blank, [*HELLO, {"role": "assistant", "content": "Hi"}, *blank]):
+        with pytest.raises(MessageError, match=rf"messages\[{len(messages) - 1}\] is blank"):
+            omni.generate_text(messages)
     for ask in (omni.stream, omni.generate_text, lambda text: omni.session(messages=text)):
         with pytest.raises(MessageError, match="the text to answer is empty"):
             ask(" \n")

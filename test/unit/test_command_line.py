@@ -1,7 +1,9 @@
 """The parser: help, examples, errors that name a flag, completion; and pipes that are closed."""
 
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ from qwen3_omni_neuron.cli import compile as compile_verb
 from qwen3_omni_neuron.cli import main, make_parser
 from qwen3_omni_neuron.cli.parsing import with_flags
 from qwen3_omni_neuron.compilation.loading import TARGETS
+from qwen3_omni_neuron.compilation.plan import MODELS
 from qwen3_omni_neuron.compilation.runner import Outcome
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 from qwen3_omni_neuron.errors import ExitStatus, OptionError
@@ -56,6 +59,14 @@ def test_without_a_verb_it_shows_its_help_and_with_version_its_version(capsys) -
 WRONG = {
     "speak a --spaeker b": "unknown arguments: --spaeker b. Did you mean --speaker?",
     "speak a --colour=b": "unknown argument: --colour=b.",
+    "speak a --voice b": "unknown arguments: --voice b. Did you mean --speaker?",
+    "speak a --temperature 1": "unknown arguments: --temperature 1. Did you mean --thinker-temp",
+    "say a --temperature 1": "unknown arguments: --temperature 1. Did you mean --talker-temp",
+    "speak a --max-tokens 9": "unknown arguments: --max-tokens 9. Did you mean --thinker-max-new",
+    "transcribe a --max-tokens=9": "unknown argument: --max-tokens=9. Did you mean --max-new",
+    "verify --device-map a": "unknown arguments: --device-map a. Did you mean --device?",
+    "speak a --device b": "unknown arguments: --device b. Did you mean --compiled?",
+    "speak a --target b": "unknown arguments: --target b. Did you mean --compiled?",
     "say a b": "unknown argument: b.",
     "speak a --thinker-max-new-tokens 0": "argument --thinker-max-new-tokens: must be an int",
     "speak --talker-top-p a": "argument --talker-top-p: must be a number from 1e-09",
@@ -105,20 +116,44 @@ def test_errors_name_flags_of_the_running_verb_alone() -> None:
         assert with_flags(said, make_parser().parse_args(arguments).verb) == (named or said)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
-def test_a_reader_that_leaves_ends_a_verb_without_a_word(arguments) -> None:
+FULL = "qwen3-omni-neuron: No space left on device. Free some, or write elsewhere.\n"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "doctor", "say hello --out - --quiet"])
+def test_an_output_that_takes_no_more_ends_a_verb_without_a_traceback(arguments) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "qwen3_omni_neuron.cli", *arguments],
-        env={**os.environ, "PYTHONUNBUFFERED": ""},
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (ExitStatus.UNREAD, "")
+    full = os.open("/dev/full", os.O_WRONLY)
+    for output, ended in ((write, (ExitStatus.UNREAD, "")), (full, (ExitStatus.FAILED, FULL))):
+        done = subprocess.run(
+            [sys.executable, "-m", "qwen3_omni_neuron", *arguments.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(output)
+        assert (done.returncode, done.stderr) == ended
+
+
+INTERRUPTED = """
+import os, sys
+module, sys.argv[1:] = sys.argv[1], ["speak", "hello"]
+sys.addaudithook(lambda *a: a[0] == "import" and a[1][0] == module and os.kill(os.getpid(), 2))
+from {} import {} as run
+run()
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "qwen3_omni_neuron.cli", "qwen3_omni_neuron.api"])
+def test_ctrl_c_during_an_import_ends_a_verb_without_a_traceback(module, tmp_path) -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    (entry,) = re.findall(r'^qwen3-omni-neuron = "([\w.]+):(\w+)"$', text, re.MULTILINE)
+    words = [sys.executable, "-c", INTERRUPTED.format(*entry), module]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (-signal.SIGINT, ExitStatus.INTERRUPTED)
+    assert "Traceback" not in done.stderr
 
 
 def run_without_torch(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -142,16 +177,23 @@ def test_files_that_are_not_there_are_told_without_torch(tmp_path) -> None:
 
 
 def test_a_model_that_is_not_there_is_told_without_torch() -> None:
-    for arguments in (
-        ["speak", "hi"],
-        ["say", "hi"],
-        ["transcribe", str(QUESTION_WAV)],
-        ["serve"],
-        ["verify"],
-    ):
-        done = run_without_torch(*arguments, "--model", "nope")
+    for words in ("speak hi", "say hi", f"transcribe {QUESTION_WAV}", "serve", "verify"):
+        done = run_without_torch(*words.split(), "--model", "nope")
         assert done.stderr.startswith("qwen3-omni-neuron: nope does not exist. --model must be")
         assert done.returncode == ExitStatus.FAILED
+
+
+def test_a_hub_that_is_not_reached_is_told_in_a_sentence_with_its_cause(
+    monkeypatch, capsys
+) -> None:
+    def download(*_: Any, **__: Any) -> None:
+        cause = ConnectionError("[Errno -2] Name or service not known")
+        raise OSError("Got: ConnectError\nAn error happened. Please try again.") from cause
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert main(["say", "hi", "--out", "-", "--model", "a/b"]) == ExitStatus.FAILED
+    cause = "could not be fetched from the hub: [Errno -2] Name or service not known. Check the id"
+    assert f"a/b is not a local folder, and {cause}" in capsys.readouterr().err
 
 
 def test_a_player_that_is_not_there_is_told_without_torch() -> None:
@@ -180,45 +222,23 @@ def test_a_tree_that_is_none_is_told_before_the_hub_is_asked(tmp_path, monkeypat
     empty = tmp_path / "empty"
     empty.mkdir()
     for words in (
-        ["speak", "hi", "--out", "-"],
-        ["say", "hi", "--out", "-"],
-        ["transcribe", str(QUESTION_WAV)],
-        ["verify"],
-        ["serve"],
+        "speak hi --out -",
+        "say hi --out -",
+        f"transcribe {QUESTION_WAV}",
+        "verify",
+        "serve",
     ):
         for tree, said in (
             (tmp_path / "typo", "typo is not a folder. Set --compiled to"),
             (empty, "empty is not a complete compiled tree: it has no manifest.json"),
         ):
             where = ["--model", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "--compiled", str(tree)]
-            assert main([*words, *where]) == ExitStatus.FAILED
+            assert main([*words.split(), *where]) == ExitStatus.FAILED
             assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("script", "what"),
-    [
-        ("all", "every model"),
-        ("thinker", "the thinker"),
-        ("audio", "the audio encoder"),
-        ("vision", "the vision encoder"),
-        ("talker", "the talker with norm capture"),
-        ("code_predictor", "the unrolled code predictor"),
-        ("code2wav", "code2wav"),
-    ],
-)
-def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(script, what, monkeypatch, capsys) -> None:
-    def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", [f"compile/{script}.py", *words])
-        with pytest.raises(SystemExit):
-            runpy.run_path(str(REPOSITORY / "compile" / f"{script}.py"), run_name="__main__")
-        shown = capsys.readouterr()
-        return " ".join((shown.out + shown.err).split())
-
-    degrees = "thinker=8,talker=8,predictor=1,vocoder=1,encoders=8"
-    shown = run("--help")
-    assert f"Compile {what} for a trn2: target torchneuron, TP 8 ({degrees})." in shown
-    assert "default: torchneuron" in shown and f"default: {degrees}, or those of" in shown
+@pytest.mark.parametrize("script", ["all", *MODELS])
+def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(script, monkeypatch) -> None:
     asked: list[Any] = []
 
     def compile_tree(*given: Any) -> Outcome:
@@ -227,8 +247,12 @@ def test_a_script_compiles_one_model_for_a_trn2_at_tp_8(script, what, monkeypatc
 
     monkeypatch.setattr(compile_verb, "compile_tree", compile_tree)
     monkeypatch.setitem(TARGETS, "torchneuron", replace(TORCHNEURON, require=lambda: None))
-    run("--model", str(SPEAKING_CHECKPOINT), "--out", "tree")
+    words = [f"compile/{script}.py", "--model", str(SPEAKING_CHECKPOINT), "--out", "tree"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(REPOSITORY / "compile" / f"{script}.py"), run_name="__main__")
     ((plan, _, _, only, _),) = asked
+    degrees = "thinker=8,talker=8,predictor=1,vocoder=1,encoders=8"
     assert (plan.target, str(plan.tp)) == ("torchneuron", degrees)
     assert only == ([] if script == "all" else [script])
 

@@ -1,6 +1,7 @@
 """`doctor`: this machine, versions, and what is missing."""
 
 import json
+import re
 from importlib import metadata
 
 from qwen3_omni_neuron import cli
@@ -38,6 +39,7 @@ def test_the_report_has_the_machine_and_names_what_is_missing(monkeypatch, capsy
         assert f"| {extra} | nothing | |" in lines
     assert any(line.startswith("| CPU | ") and line.endswith(" cores |") for line in lines)
     assert any(line.startswith("| memory | ") and "GB available" in line for line in lines)
+    assert any(re.fullmatch(r"\| load \| .* it raises TTFB and RTF \|", line) for line in lines)
     assert "| NEURON_RT_VISIBLE_CORES | 0-7 |" in lines
     level = "-O2, or -O1 or -O3 by compile --opt-level"
     assert f"| NEURON_COMPILER_OPT_LEVEL | {level} |" in lines

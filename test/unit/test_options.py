@@ -1,17 +1,20 @@
 """The declared options: one set of names and types, for Python's signatures, parsing and tables."""
 
 import os
+import re
 import subprocess
 import sys
 import typing
 from argparse import ArgumentParser
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.cli.speak import _FOR_PROGRAMS, add_speak
+from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import (
     LOAD_OPTIONS,
@@ -23,6 +26,7 @@ from qwen3_omni_neuron.options import (
     RequestOptions,
     SpeechArguments,
 )
+from testing.imports import package_files
 
 REPOSITORY = Path(__file__).parents[2]
 # The package alone is read: what it imports of others is taken for Any, which saves a minute.
@@ -120,15 +124,21 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
     parser = ArgumentParser()
     add_speak(parser)
     values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
-    given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
+    options = [option for option in REQUEST_OPTIONS if option.name not in _FOR_PROGRAMS]
+    given = {o.name: values[o.value_type] for o in options if o.value_type in values}
     given = given | {"chunk_frames": "1,2", "first_chunk": "early", "runaway_speech": "keep"}
-    for name in ("thinker_eos_token_id", "tool_choice", "parallel_tool_calls", "logprobs"):
-        del given[name]
-    del given["top_logprobs"], given["truncation"], given["cache_key"], given["owner"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     parsed = vars(parser.parse_args(flags))
     RequestOptions.parse({name: parsed[name] for name in given})
-    assert len(given) == len(REQUEST_OPTIONS) - 11 and parsed["chunk_frames"] == (1, 2)
+    assert len(given) == len(options) and parsed["chunk_frames"] == (1, 2)
+
+
+def test_something_uses_every_option_of_a_request() -> None:
+    read = {n for file in package_files() for n in re.findall(r"\.(\w+)", file.read_text())}
+    for stage in ("thinker", "talker", "predictor"):  # RequestOptions.sampling
+        read |= {f"{stage}_{field.name}" for field in fields(SamplingParams)}
+    for option in REQUEST_OPTIONS:
+        assert option.name in read, f"nothing uses {option.flag} ({option.name})"
 
 
 def test_limits_in_the_openapi_document_are_those_that_are_checked() -> None:

@@ -267,6 +267,8 @@ def test_refused_content_changes_nothing(omni) -> None:
             session.append([text("Look"), {"type": "image", "image": b"no"}])
         with pytest.raises(MessageError, match="stands for media in a prompt"):
             session.append("<|audio_pad|>")
+        with pytest.raises(MessageError, match="content is blank"):
+            session.append(" ")
         session.append_audio(tone(0.3), 16000)
         assert len(last(session.respond()).codes) == 4
         assert [item["type"] for item in session.messages[1]["content"]] == ["audio"]

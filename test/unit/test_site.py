@@ -47,7 +47,7 @@ def test_every_public_method_has_an_example_on_the_page_of_python() -> None:
         for method in shown:
             if not method.startswith("_") and method not in fields:
                 assert re.search(rf"\b{method}\b", sections[f"{path}.{method}"]), (path, method)
-    for function in ("api.generate_audio", "serving.transcription.transcribe"):
+    for function in ("api.generate_audio", "transcription.transcribe"):
         assert function.split(".")[-1] in sections[function]
     assert {"options.RequestArguments", "options.LoadArguments"} < {*sections}
 

@@ -91,8 +91,9 @@ def download(hub_id: str, patterns: Sequence[str]) -> Path:
     try:
         found = snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
     except Exception as error:  # also the HTTP library's
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         raise CheckpointError(
-            f"{hub_id} is not a local folder, and could not be fetched from the hub: {error}. "
+            f"{hub_id} is not a local folder, and could not be fetched from the hub: {reason}. "
             "Check the id and the network, or download it elsewhere and pass its folder."
         ) from error
     return Path(found)

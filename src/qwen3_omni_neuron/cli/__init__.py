@@ -1,6 +1,7 @@
 """The command line, `qwen3-omni-neuron VERB`."""
 
 import _thread
+import errno
 import os
 import select
 import signal
@@ -8,7 +9,7 @@ import sys
 import time
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -122,18 +123,15 @@ def _open_standard_files() -> None:
             file.reconfigure(errors="surrogateescape")
 
 
-def main(
-    arguments: Sequence[str] | None = None, adapt: Callable[[ArgumentParser], None] | None = None
-) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status. Raises SystemExit for wrong arguments, and help.
 
-    adapt: changes the verb's parser, such as its defaults.
     If the output's reader has gone, as `| head -1`, it ends silently. Other broken pipes and
-    sockets are errors.
+    sockets are errors. A full disk is told in a line.
     """
     try:
         try:
-            return _run_verb(sys.argv[1:] if arguments is None else arguments, adapt)
+            return _run_verb(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -145,13 +143,16 @@ def main(
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return ExitStatus.UNREAD
         raise
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"{PROGRAM}: {error.strerror}. Free some, or write elsewhere.", file=sys.stderr)
+        return ExitStatus.FAILED
 
 
-def _run_verb(
-    arguments: Sequence[str], adapt: Callable[[ArgumentParser], None] | None = None
-) -> int:
+def _run_verb(arguments: Sequence[str]) -> int:
     verb = next(iter(arguments), "")
-    parser = make_parser(verb, adapt)
+    parser = make_parser(verb)
     if verb not in VERBS and not verb.startswith("-"):
         if not verb:
             parser.print_help()
@@ -172,13 +173,8 @@ def _run_verb(
         return ExitStatus.INTERRUPTED
 
 
-def make_parser(
-    verb: str | None = None, adapt: Callable[[ArgumentParser], None] | None = None
-) -> ArgumentParser:
-    """Make the command line's parser. verb: the only one with its arguments; None: all.
-
-    adapt: see main.
-    """
+def make_parser(verb: str | None = None) -> ArgumentParser:
+    """Make the command line's parser. verb: the only one with its arguments; None: all."""
     parser = ArgumentParser(
         prog=PROGRAM,
         description="Qwen3-Omni listens, writes and speaks. VERB --help has flags and examples.",
@@ -194,6 +190,4 @@ def make_parser(
         made.set_defaults(verb=made, named_files=())
         if verb in (None, name):
             getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(made)
-            if adapt is not None:
-                adapt(made)
     return parser

@@ -63,31 +63,13 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="hide progress")
 
 
-def compile_script(what: str, *models: str) -> int:
-    """Run `compile` as a script whose default target is torchneuron. Returns the exit status.
+def compile_script(*models: str) -> int:
+    """Run `compile` for target torchneuron as a script. Returns the exit status.
 
-    what: noun for the models in the script's help. models: names of the models to compile; none:
-    all.
+    models: names of the models to compile; none: all.
     """
-    script = sys.argv[0]
-    eight = find_target(TRN2).limits.tp["trn2.48xlarge"]
-
-    def adapt(parser: argparse.ArgumentParser) -> None:
-        parser.usage = f"python {script} --model PATH --out DIR [options]"
-        parser.description = (
-            f"Compile {what} for a trn2: target {TRN2}, TP 8 ({eight}). Other targets and "
-            "instances have their own degrees."
-        )
-        parser.epilog = f"examples:\n  python {script} --model CHECKPOINT --out compiled"
-        shown = {"target": TRN2, "tp": f"{eight}, or those of --target and --instance"}
-        for action in parser._actions:
-            if action.dest in shown:
-                kept = str(action.help).rpartition("default: ")[0]
-                action.help = f"{kept}default: {shown[action.dest]}"
-        parser.set_defaults(target=TRN2)
-
     only = [word for model in models for word in ("--only", model)]
-    return main(["compile", *sys.argv[1:], *only], adapt)
+    return main(["compile", "--target", TRN2, *sys.argv[1:], *only])
 
 
 def _compile(parsed: argparse.Namespace) -> int:

@@ -54,6 +54,7 @@ def _machine() -> dict[str, str]:
         "system": platform.platform(),
         "CPU": f"{cpu}, {os.cpu_count()} cores",
         "memory": f"{total * 1024 / 1e9:.1f} GB, {free * 1024 / 1e9:.1f} GB available",
+        "load": f"{os.getloadavg()[0]:.1f} (last minute); it raises TTFB and RTF",
         "disk here": f"{disk.total / 1e9:.1f} GB, {disk.free / 1e9:.1f} GB free",
         "steps in C": _library(),
         "Neuron devices": str(len(list(Path("/dev").glob("neuron[0-9]*"))) or "none"),

@@ -24,7 +24,7 @@ WHOLE_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     otherwise: str = _NO_DEFAULT,
     group: argparse._ActionsContainer | None = None,
 ) -> None:

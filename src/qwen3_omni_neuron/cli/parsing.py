@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 from qwen3_omni_neuron.errors import REMOVED_FLAGS, REMOVED_OPTIONS, did_you_mean, removed
 
 PROGRAM = "qwen3-omni-neuron"
+STDIN = "-"
 # Advice about a medium of another kind.
 _ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -20,9 +20,9 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, NamedFile, add_examples, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, STDIN, NamedFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import ExitStatus, OptionError, OutputError
-from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions, SpeechArguments
+from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS, RequestOptions, SpeechArguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,27 +32,22 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.events import SpeechResult
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-STDIN = STDOUT = "-"
-OUT = "speech.wav"
+STDOUT, OUT = "-", "speech.wav"
 # Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
     *("logprobs", "top_logprobs", "truncation", "cache_key", "owner"),
 )
 _INPUT = "Input and output"
+_LIMITS = (
+    *("thinker_max_new_tokens", "thinker_min_new_tokens", "ignore_eos", "talker_max_new_tokens"),
+    *("runaway_speech", "first_token_timeout_s", "wait_timeout_s"),
+)
 _GROUPS = {
     "speaker": "options",
-    "use_audio_in_video": _INPUT,
-    "literal_text": _INPUT,
-    "thinker_max_new_tokens": "Limits",
-    "thinker_min_new_tokens": "Limits",
-    "ignore_eos": "Limits",
-    "talker_max_new_tokens": "Limits",
-    "runaway_speech": "Limits",
-    "first_token_timeout_s": "Limits",
-    "wait_timeout_s": "Limits",
-    "chunk_frames": "Engine",
-    "first_chunk": "Engine",
+    **dict.fromkeys(("use_audio_in_video", "literal_text"), _INPUT),
+    **dict.fromkeys(_LIMITS, "Limits"),
+    **dict.fromkeys(("chunk_frames", "first_chunk"), "Engine"),
 }
 """The help's group of each option; "Sampling" for the others."""
 
@@ -66,19 +61,19 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
         "speak --audio question.wav --out answer.mp3 --speaker Chelsie",
         'speak "two plus three" --out - | aplay -f S16_LE -r 24000',
     )
-    parser.add_argument("text", nargs="?", help="question")
-    groups = _Groups(parser)
+    parser.add_argument("text", nargs="?", help="question; - = stdin")
+    groups = _groups_of(parser)
     for media, what in (("audio", "a sound file"), ("image", "an image"), ("video", "a video")):
-        groups.of("options" if media == "audio" else _INPUT).add_argument(
+        groups["options" if media == "audio" else _INPUT].add_argument(
             f"--{media}",
             action="append",
             dest="media",
             default=[],
             type=partial(lambda kind, file: (kind, file), media),
             metavar="FILE",
-            help=f"add {what} to the question; repeatable, in order",
+            help=f"add {what} to the question (- = stdin); repeatable, in order",
         )
-    groups.of(_INPUT).add_argument("--system", metavar="TEXT", help="system message")
+    groups[_INPUT].add_argument("--system", metavar="TEXT", help="system message")
     _add_output(groups)
     _add_options(groups, [option.name for option in REQUEST_OPTIONS])
 
@@ -93,25 +88,22 @@ def add_say(parser: argparse.ArgumentParser) -> None:
         "say - --json < text.txt",
     )
     parser.add_argument("text", help="text to speak; - = stdin")
-    groups = _Groups(parser)
+    groups = _groups_of(parser)
     _add_output(groups)
     _add_options(groups, SpeechArguments.__annotations__)
 
 
-class _Groups:
-    """The groups of a parser's help; "options" are those that people use first."""
+_Groups = dict[str, argparse._ActionsContainer]
 
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parser = parser
-        names = (_INPUT, "Sampling", "Limits", "Engine")
-        self._groups = {name: parser.add_argument_group(name) for name in names}
 
-    def of(self, name: str) -> argparse._ActionsContainer:
-        return self._groups.get(name, self.parser)
+def _groups_of(parser: argparse.ArgumentParser) -> _Groups:
+    """Return the groups of a parser's help; "options" are those that people use first."""
+    names = (_INPUT, "Sampling", "Limits", "Engine")
+    return {"options": parser} | {name: parser.add_argument_group(name) for name in names}
 
 
 def _add_output(groups: _Groups) -> None:
-    common = groups.of("options")
+    common = groups["options"]
     common.add_argument(
         "--out",
         metavar="FILE",
@@ -123,46 +115,60 @@ def _add_output(groups: _Groups) -> None:
     common.add_argument(
         "--json", action="store_true", help="print one line of JSON instead of the text"
     )
-    groups.of(_INPUT).add_argument(
+    groups[_INPUT].add_argument(
         "--quiet", action="store_true", help="print no figures or model information"
     )
 
 
 def _add_options(groups: _Groups, names: Collection[str]) -> None:
-    add_model_arguments(groups.parser, SHIPPED, groups.of("Engine"))
+    add_model_arguments(groups["options"], SHIPPED, groups["Engine"])
+    add_option(groups["Engine"], LOAD_OPTIONS["context_length"])
     for option in REQUEST_OPTIONS:
         if option.name in names and option.name not in _FOR_PROGRAMS:
-            add_option(groups.of(_GROUPS.get(option.name, "Sampling")), option)
+            add_option(groups[_GROUPS.get(option.name, "Sampling")], option)
 
 
 def _speak(parsed: argparse.Namespace) -> int:
-    if not parsed.text and not parsed.media:
-        raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     options = _flag_options(parsed)
     RequestOptions.parse(options)
-    content: list[dict[str, Any]] = [{"type": kind, kind: file} for kind, file in parsed.media]
-    if parsed.text:
-        content.append({"type": "text", "text": parsed.text})
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if parsed.system:
-        messages.insert(0, {"role": "system", "content": parsed.system})
-    parsed.named_files = [
-        NamedFile(f"messages[{len(messages) - 1}].content[{index}]", file, f"--{kind} {file}")
-        for index, (kind, file) in enumerate(parsed.media)
-    ]
-    for (kind, file), given in zip(parsed.media, parsed.named_files, strict=True):
-        _check_medium(kind, file, given.place)
+    content = list[dict[str, Any]]()
+    for index, (kind, name) in enumerate(parsed.media):
+        file = sys.stdin.buffer.read() if name == STDIN else name
+        place = f"messages[{1 if parsed.system else 0}].content[{index}]"
+        parsed.named_files += (NamedFile(place, name, f"--{kind} {name}"),)
+        _check_medium(kind, file, place)
+        content.append({"type": kind, kind: file})
+    if parsed.text is not None:
+        content.append({"type": "text", "text": _text(parsed.text)})
+    if not content:
+        raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
+    system = [{"role": "system", "content": parsed.system}] if parsed.system else []
+    messages = [*system, {"role": "user", "content": content}]
     return _write_speech(parsed, lambda omni: omni.stream(messages, **options))
 
 
 def _say(parsed: argparse.Namespace) -> int:
     options = _flag_options(parsed)
     RequestOptions.parse(options, SpeechArguments)
-    text = sys.stdin.read() if parsed.text == STDIN else parsed.text
+    text = _text(parsed.text)
     return _write_speech(parsed, lambda omni: omni.stream_speech(text, **options), shows_text=False)
 
 
-def _check_medium(kind: str, file: str, where: str) -> None:
+def _text(given: str) -> str:
+    """Return an argument's text, or stdin's. Raises OptionError for blanks, and a media file."""
+    from qwen3_omni_neuron.prompt.media.fields import HEAD_BYTES, file_format
+
+    text = sys.stdin.read().strip() if given == STDIN else given
+    if not text.strip():
+        raise OptionError("the text is blank: give at least one word.")
+    with suppress(OSError), Path(given).open("rb") as file:
+        if found := file_format(file.read(HEAD_BYTES)):
+            meant = f"Did you mean speak --{found.kind} {given}?"
+            raise OptionError(f"{given} is a file ({found.name}), not a text. {meant}")
+    return text
+
+
+def _check_medium(kind: str, file: str | bytes, where: str) -> None:
     from qwen3_omni_neuron.prompt.media.audio import open_audio
     from qwen3_omni_neuron.prompt.media.fields import read_format
 

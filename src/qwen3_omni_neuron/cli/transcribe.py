@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 from qwen3_omni_neuron.cli.model_arguments import (
     SHIPPED,
@@ -15,7 +14,7 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.cli.parsing import PROGRAM, NamedFile, add_examples, with_flags
+from qwen3_omni_neuron.cli.parsing import PROGRAM, STDIN, NamedFile, add_examples, with_flags
 from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 
@@ -31,9 +30,8 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files",
         nargs="+",
-        type=Path,
         metavar="FILE",
-        help="WAV, FLAC, OGG, MP3, WebM, MP4 or M4A files",
+        help="WAV, FLAC, OGG, MP3, WebM, MP4 or M4A files; - = stdin",
     )
     add_model_arguments(parser, SHIPPED)
     parser.add_argument(
@@ -55,44 +53,45 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
 def _transcribe(parsed: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from qwen3_omni_neuron.serving.transcription import Failure, Transcript, transcribe
+    from qwen3_omni_neuron.transcription import Failure, Transcript, transcribe
 
     many, failed, cut = len(parsed.files) > 1, False, False
     shown = many and sys.stderr.isatty() and not parsed.quiet
-    errors = _errors(parsed.files)
+    files = [sys.stdin.buffer.read() if name == STDIN else name for name in parsed.files]
+    errors = _errors(files)
     with ExitStack() as stack:
-        outcomes: Iterable[Transcript | Failure] = map(Failure, parsed.files, errors)
-        if len(errors) < len(parsed.files):  # otherwise no model is needed
+        outcomes: Iterable[Transcript | Failure] = map(Failure, files, errors)
+        if len(errors) < len(files):  # otherwise no model is needed
             model, load = model_or_shipped(parsed), load_arguments(parsed, parsed.max_concurrency)
             from qwen3_omni_neuron.api import Qwen3Omni  # imports torch
 
             omni = stack.enter_context(Qwen3Omni.load(model, **load))
             made = transcribe(
                 omni,
-                parsed.files,
+                files,
                 parsed.instruction,
                 parsed.max_concurrency,
                 parsed.thinker_max_new_tokens,
             )
             outcomes = stack.enter_context(closing(made))
         bar = stack.enter_context(tqdm(total=len(parsed.files), unit="file", disable=not shown))
-        for outcome in outcomes:
+        for name, outcome in zip(parsed.files, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                failed, remarks = True, [outcome.error]
+                failed, remarks = True, [str(outcome.error)]
             else:
                 remarks = list(outcome.warnings)
                 if outcome.finish_reason == "length":
                     cut = True
                     remarks.append(_CUT_TEXT)
-            files = [NamedFile("audio", str(outcome.file), "audio")]
+            named = [NamedFile("audio", name, "audio")]
             for remark in remarks:
-                said = with_flags(remark, parsed.verb, files).removeprefix("audio: ")
-                tqdm.write(f"{PROGRAM}: {outcome.file}: {said}", file=sys.stderr)
+                said = with_flags(remark, parsed.verb, named).removeprefix("audio: ")
+                tqdm.write(f"{PROGRAM}: {name}: {said}", file=sys.stderr)
             if parsed.json:
-                line = {**asdict(outcome), "file": str(outcome.file)}
-                tqdm.write(json.dumps(line, allow_nan=False))
+                line = {**vars(outcome), "file": name}
+                tqdm.write(json.dumps(line, allow_nan=False, default=str))
             elif isinstance(outcome, Transcript):
-                text = f"{outcome.file}\t{' '.join(outcome.text.split())}"
+                text = f"{name}\t{' '.join(outcome.text.split())}"
                 tqdm.write(text if many else outcome.text)
             sys.stdout.flush()
             bar.update()
@@ -101,15 +100,15 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     return ExitStatus.CUT if cut else ExitStatus.OK
 
 
-def _errors(files: Sequence[Path]) -> list[str]:
+def _errors(files: Sequence[str | bytes]) -> list[AudioError]:
     from qwen3_omni_neuron.prompt.media.audio import open_audio
 
-    errors = []
+    errors = list[AudioError]()
     for file in files:
         try:
             open_audio({"audio": file}, "audio")
         except AudioError as error:
-            errors.append(str(error))
+            errors.append(error)
         else:
             break
     return errors

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
@@ -17,6 +18,7 @@ from qwen3_omni_neuron.errors import ExitStatus, NotInstalledError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
+tell = partial(print, file=sys.stderr)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +57,9 @@ def _verify(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1)
-    verdict = verify(model, parsed.against, load, progress=_tell)
+    verdict = verify(model, parsed.against, load, progress=tell)
     print(page(verdict))
     return ExitStatus.OK if verdict.holds else ExitStatus.FAILED
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _write(parsed: argparse.Namespace) -> int:
@@ -83,7 +81,7 @@ def _write(parsed: argparse.Namespace) -> int:
         dtype,
         parsed.device,
         adapters=[AdapterPath.of(adapter) for adapter in parsed.adapters or ()],
-        progress=_tell,
+        progress=tell,
     )
     print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")
     return 0

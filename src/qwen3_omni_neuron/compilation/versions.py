@@ -1,6 +1,5 @@
 """Versions of installed packages, found without importing them."""
 
-import platform
 from collections.abc import Iterable, Sequence
 
 PACKAGE = "qwen3-omni-neuron"
@@ -10,16 +9,18 @@ LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetens
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, this package and its libraries."""
-    found = {"python": platform.python_version(), PACKAGE: PACKAGE_VERSION}
-    return found | {name: v for name in LIBRARIES if (v := installed_version(name)) is not None}
+    found = {name: v for name in ("python", *LIBRARIES) if (v := installed_version(name))}
+    return {PACKAGE: PACKAGE_VERSION} | found
 
 
 def installed_version(name: str) -> str | None:
     """Return the installed version of a package or "python", or None."""
+    # Both would be most of the time of `import qwen3_omni_neuron`.
+    import platform
+    from importlib import metadata
+
     if name == "python":
         return platform.python_version()
-    from importlib import metadata  # most of the time of `import qwen3_omni_neuron`
-
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,10 +1,10 @@
 """Events and result of a request; abilities and status of a loaded model."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from html import escape
-from itertools import islice
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +15,6 @@ from qwen3_omni_neuron.errors import OutputError
 SAMPLE_RATE = 24000
 
 FinishReason = Literal["stop", "length", "no_speech", "runaway"]
-_SHOWN_CHARACTERS = 80  # or bytes, in a repr
-_SHOWN_ITEMS = 4
-_SHOWN_KEYS = 16  # more than a model has stages
 
 
 class ShortRepr:
@@ -37,27 +34,19 @@ def _is_default(of: "Field[Any]", value: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, np.ndarray):
+class _Repr(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict, self.maxstring, self.maxother = 16, 80, 80
+
+    def repr_ndarray(self, value: NDArray[Any], _: int) -> str:
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, str | bytes | bytearray):
-        unit = "characters" if isinstance(value, str) else "bytes"
-        left = f"... ({len(value)} {unit})" if len(value) > _SHOWN_CHARACTERS else ""
-        return f"{value[:_SHOWN_CHARACTERS]!r}{left}"
-    if isinstance(value, Mapping):
-        items = (f"{_short(key)}: {_short(item)}" for key, item in value.items())
-        return f"{{{_first(items, value, _SHOWN_KEYS)}}}"
-    if isinstance(value, tuple):
-        one = "," if len(value) == 1 else ""
-        return f"({_first(map(_short, value), value, _SHOWN_ITEMS)}{one})"
-    if isinstance(value, Sequence) and not isinstance(value, range | memoryview):  # short as it is
-        return f"[{_first(map(_short, value), value, _SHOWN_ITEMS)}]"
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+    def repr_float(self, value: float, _: int) -> str:
+        return f"{value:.4g}"
 
 
-def _first(shown: Iterable[str], of: Collection[Any], most: int) -> str:
-    left = [f"... ({len(of)} in all)"] if len(of) > most else []
-    return ", ".join([*islice(shown, most), *left])
+_short = _Repr().repr
 
 
 @dataclass(frozen=True, repr=False)

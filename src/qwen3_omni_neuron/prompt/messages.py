@@ -92,6 +92,21 @@ def read_messages(
     return _in_order_of_calls(checked, [m.get("tool_call_id") for m in messages]), reader.media
 
 
+def check_last(messages: Conversation) -> None:
+    """Raise MessageError if checked messages end with a blank turn of the user."""
+    *before, last = messages_of(messages)
+    greets = before and before[-1]["role"] == "system"  # an empty turn asks for a greeting
+    if last["role"] == "user" and is_blank(last["content"]) and not greets:
+        raise MessageError(f"messages[{len(before)}] is blank: give at least one word.")
+
+
+def is_blank(content: str | Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether checked content has neither a word nor a medium."""
+    if not isinstance(content, str):
+        content = "".join(item.get("text", item["type"]) for item in content)
+    return not content.strip()
+
+
 def _in_order_of_calls(
     messages: Sequence[dict[str, Any]], ids: Sequence[Any]
 ) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import LoadOptions, RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import SAMPLING_RATE
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.serving.transcription import stream_transcript
+from qwen3_omni_neuron.transcription import stream_transcript
 from qwen3_omni_neuron.verification.judgement import Difference, judge
 from qwen3_omni_neuron.verification.reference import (
     TOP_K,

@@ -174,7 +174,7 @@ def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
     """Return the error for audio too long for the context."""
     return PromptTooLongError(
         f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
-        "Shorten it, or load with a larger context_length."
+        "Shorten it, load with a larger context_length, or transcribe it: that has no limit."
     )
 
 

@@ -44,7 +44,7 @@ from qwen3_omni_neuron.serving.openai.reply import (
     transcription_usage,
 )
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.serving.transcription import (
+from qwen3_omni_neuron.transcription import (
     JoinedText,
     Segment,
     reason_of,

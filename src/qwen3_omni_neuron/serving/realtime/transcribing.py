@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving.openai.reply import duration_usage, logprob_entri
 from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Connection, Json
 from qwen3_omni_neuron.serving.realtime.session_config import SessionConfig
-from qwen3_omni_neuron.serving.transcription import JoinedText, stream_window
+from qwen3_omni_neuron.transcription import JoinedText, stream_window
 
 MOST_WAITING = 16
 _KIND = "conversation.item.input_audio_transcription"

@@ -5,11 +5,18 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
-from qwen3_omni_neuron.events import Finished, FinishReason, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.events import (
+    Finished,
+    FinishReason,
+    ModelInfo,
+    ShortRepr,
+    SpeechResult,
+    TextDelta,
+    Timings,
+)
 from qwen3_omni_neuron.options import INSTRUCTION, RequestArguments, RequestOptions
 from qwen3_omni_neuron.prompt.media.windows import (
     LEAST_LONGEST_S,
@@ -24,13 +31,28 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
     # These import torch, needed only if a file can be opened.
-    from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.prompt.media.pixels import MediaSettings
+    from qwen3_omni_neuron.prompt.messages import Conversation
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 # A limit of 1,024 tokens leaves 34 a second, more than speech; models err more in a minute.
 LONGEST_S = 30.0
 # Errors of one file. Others would recur in every file and end the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
+
+
+class _Model(Protocol):
+    """Part of api.Qwen3Omni that transcription uses."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def media_settings(self) -> "MediaSettings": ...
+    @property
+    def transcription_instruction(self) -> str | None: ...
+    def stream_text(
+        self, messages: "Conversation", **options: "Unpack[RequestArguments]"
+    ) -> "SpeechStream": ...
 
 
 @dataclass(frozen=True)
@@ -65,17 +87,17 @@ class Segment:
         )
 
 
-@dataclass(frozen=True)
-class Transcript:
+@dataclass(frozen=True, repr=False)
+class Transcript(ShortRepr):
     """Transcript of one file.
 
-    audio_s: duration. ttft_s, total_s: from opening the file to the first and last token, or to the
-    end of a file without sound. rtf: total_s / audio_s; below 1 is faster than real time.
-    finish_reason: "length" if a limit ended a window's text, else "stop". warnings: sentences about
-    parts that are unused or used differently.
+    file: as passed. audio_s: duration. ttft_s, total_s: from opening the file to the first and last
+    token, or to the end of a file without sound. rtf: total_s / audio_s; below 1 is faster than
+    real time. finish_reason: "length" if a limit ended a window's text, else "stop". warnings:
+    sentences about parts that are unused or used differently.
     """
 
-    file: Path
+    file: Any
     text: str
     audio_s: float
     ttft_s: float
@@ -87,10 +109,10 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Failure:
-    """Error message of a file without a transcript."""
+    """Error of a file without a transcript."""
 
-    file: Path
-    error: str
+    file: Any
+    error: Exception
 
 
 class JoinedText:
@@ -113,18 +135,19 @@ class JoinedText:
 
 
 def transcribe(
-    omni: "Qwen3Omni",
-    files: Sequence[Path],
+    omni: _Model,
+    files: Sequence[Any],
     instruction: str | None = None,
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe files greedily, and yield the outcomes in their order.
 
-    Files longer than LONGEST_S are cut into windows without silence: prompt.media.windows.
-    instruction: see `stream_window`. concurrency: windows at a time, at least 1; a model with fewer
-    slots (max_concurrency) queues the others. max_new_tokens: limit of each window's text. A file
-    that is unreadable, too long for the context, or too slow gives a Failure.
+    files: each a path, a file's bytes, or (samples, sampling rate); those longer than LONGEST_S are
+    cut into windows without silence: prompt.media.windows. instruction: see `stream_window`.
+    concurrency: windows at a time, at least 1; a model with fewer slots (max_concurrency) queues
+    the others. max_new_tokens: limit of each window's text. A file that is unreadable, too long for
+    the context, or too slow gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator drops pending windows.
     """
@@ -137,7 +160,7 @@ def transcribe(
                     result = next(e.result for e in stream if isinstance(e, Finished))
                 work.made.append((begun_s, Segment.of(window, result)))
         except _FILE_ERRORS as error:
-            work.error = str(error)
+            work.error = error
 
     # Begun windows, and ends of files, in order. A thread per request consumes its tokens as they
     # arrive, so that times are true; the model runs them as one batch.
@@ -168,7 +191,7 @@ def transcribe(
 
 
 def stream_transcript(
-    omni: "Qwen3Omni",
+    omni: _Model,
     audio: Mapping[str, Any],
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
@@ -193,7 +216,7 @@ def stream_transcript(
 
 
 def stream_window(
-    omni: "Qwen3Omni",
+    omni: _Model,
     window: Window,
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
@@ -217,7 +240,7 @@ def stream_window(
     return omni.stream_text([{"role": "user", "content": content}], **given)
 
 
-def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
+def windows_for(omni: _Model, timed: bool) -> GrowingWindows:
     """Return windows for a model, whose context may be too small for LONGEST_S.
 
     timed: for a transcript with times.
@@ -230,13 +253,13 @@ def windows_for(omni: "Qwen3Omni", timed: bool) -> GrowingWindows:
 class _FileWork:
     """One file's windows and their transcripts.
 
-    error: message that ended the work. made: requests' start times, and segments.
+    error: what ended the work. made: requests' start times, and segments.
     """
 
-    def __init__(self, file: Path, sound: GrowingWindows):
+    def __init__(self, file: Any, sound: GrowingWindows):
         self._file, self._opened_s = file, time.perf_counter()
         self._sound, self._warnings = sound, list[str]()
-        self.error: str | None = None
+        self.error: Exception | None = None
         self.made: list[tuple[float, Segment]] = []
 
     def windows(self) -> Iterator[Window]:
@@ -248,7 +271,7 @@ class _FileWork:
                     return
                 yield window
         except _FILE_ERRORS as error:
-            self.error = str(error)
+            self.error = error
 
     def outcome(self) -> Transcript | Failure:
         """Return the transcript, once all windows are done."""
