@@ -164,7 +164,7 @@ class Qwen3Omni:
     def generate_text(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
-        """Answer a conversation in text alone; the result has no audio."""
+        """Answer a conversation in text only; the result has no audio."""
         return _collect(self._start(messages, options, speak=False))
 
     def stream(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> SpeechStream:
@@ -182,7 +182,7 @@ class Qwen3Omni:
     def stream_text(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
-        """Answer a conversation in text alone, event by event; see `stream`."""
+        """Answer a conversation in text only, event by event; see `stream`."""
         return self._start(messages, options, speak=False)
 
     def stream_continuation(
@@ -199,11 +199,11 @@ class Qwen3Omni:
     def stream_echo(
         self, prompt: str | Sequence[int], new_tokens: int, **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
-        """Continue a prompt as `stream_continuation` does, by a reply that begins with the prompt.
+        """Continue a prompt like `stream_continuation`, in a reply that begins with the prompt.
 
-        Each of its tokens but the first is a step that allows that token alone, so that `logprobs`
-        has the prompt's, too. new_tokens: limit of the tokens after it, 0 for none.
-        Raises MessageError, too, for a prompt of one token without new ones.
+        Each of its tokens but the first is a step that allows only that token, so that `logprobs`
+        includes the prompt's. new_tokens: limit of tokens after it, 0: none. Also raises
+        MessageError for a prompt of one token without new ones.
         """
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options)
@@ -234,10 +234,10 @@ class Qwen3Omni:
         """Speak a text, event by event.
 
         The talker reads an empty user turn, then the text. A long text is cut at sentence ends into
-        pieces (prompt.pieces), spoken one after another in one slot, with the seed increased by 1
-        and talker_max_new_tokens for each. Names of special tokens are words; white space becomes
-        one space. In the result talker_finish_reason is "length" if any piece was cut, ttft_s is
-        the time to the slot, and prompt_tokens is 0.
+        pieces (prompt.pieces), spoken in order in one slot, each with the seed increased by 1 and
+        its own talker_max_new_tokens. Names of special tokens are words; white space becomes one
+        space. In the result talker_finish_reason is "length" if any piece was cut, ttft_s is the
+        time to the slot, and prompt_tokens is 0.
         Raises an InputError (see errors), BusyError or ClosedError.
         """
         check_not_forked()
@@ -277,7 +277,7 @@ class Qwen3Omni:
     def compile_grammar(
         self, admit: Admit = admit_all, **options: "Unpack[RequestArguments]"
     ) -> "Future[Grammar] | None":
-        """Begin to compile the grammar of a request with these options; None if it has none.
+        """Start to compile a request's grammar; None if its options have none.
 
         The future's result is the request's option `grammar`; cancelling it ends the work. admit:
         called in another thread with the grammar's bytes; raises if they don't fit.
@@ -302,7 +302,7 @@ class Qwen3Omni:
 
     @cached_property
     def checkpoint_fingerprint(self) -> str:
-        """Digest of the checkpoint and adapters, as far as sessions depend on them: 64 hex digits.
+        """Digest of the checkpoint and adapters, restricted to what sessions use: 64 hex digits.
 
         Computed on first use. Raises CheckpointError.
         """
@@ -310,7 +310,7 @@ class Qwen3Omni:
 
     @property
     def turns_by_silence(self) -> bool:
-        """True if the checkpoint wants the end of a spoken turn found by silence alone."""
+        """True if the checkpoint's spoken turns should end only by silence."""
         return self._defaults.turns_by_silence
 
     @property
@@ -362,10 +362,10 @@ class Qwen3Omni:
     def restore_session(self, path: str | Path) -> Session:
         """Resume the conversation that `Session.save` wrote into a file.
 
-        Replies equal those of the saved session, token for token and code for code, if this model
-        was loaded alike and its options have a seed or sample nothing.
-        Raises StoredSessionError for a file that can't be read, is damaged, or is of another
-        checkpoint or format.
+        Replies equal the saved session's, token for token and code for code, if this model was
+        loaded alike and its options have a seed or sample nothing.
+        Raises StoredSessionError for a file that is unreadable, damaged, or of another checkpoint
+        or format.
         """
         check_not_forked()
         document = read_file(Path(path), STORED_KIND, self.checkpoint_fingerprint)
@@ -408,7 +408,7 @@ class Qwen3Omni:
         return Session(model, system, messages, options)
 
     def _warm_up(self) -> None:
-        """Answer a short sound once: imports and the first read of the weights are then done."""
+        """Answer a short sound once, for the imports and the first read of the weights."""
         sound = {"type": "audio", "audio": wav_header(16000, 3200) + bytes(3200)}
         messages = [{"role": "user", "content": [sound]}]
         options = RequestOptions(

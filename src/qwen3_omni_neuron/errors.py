@@ -14,7 +14,7 @@ class ExitStatus(IntEnum):
     WRONG_COMMAND_LINE = 2
     """Wrong arguments: argparse's status."""
     CUT = 3
-    """A limit ended a text or its speech; what was generated is written."""
+    """A limit ended a text or its speech; the output until then is written."""
     MODEL_DIED = 70
     """A process or thread of a served model died; a supervisor may restart it."""
     INTERRUPTED = 130
@@ -193,7 +193,7 @@ REMOVED_FLAGS: dict[str, str] = {
     "--translate": 'ask for a translation: speak "Translate this into English." --audio FILE',
     "--resume": "leave it out: an interrupted compile always resumes.",
 }
-"""Flags that are not made from an option."""
+"""Flags that belong to no option."""
 
 REMOVED_VERBS: dict[str, str] = {
     "completion": "run `shtab -s bash qwen3_omni_neuron.cli.make_parser`, of PyPI's shtab.",

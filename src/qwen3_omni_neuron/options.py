@@ -1,10 +1,9 @@
 """Options of requests, loads, compiles and servers: names, types, defaults, ranges, documentation.
 
-`option` declares one as the field of a dataclass: `RequestOptions` and `LoadOptions` here, a
-server's in serving.settings, a compile's in compilation.plan. Checks, flags and documents' tables
-are made from these declarations (`options_of`). `RequestArguments` and `LoadArguments` are the
-keyword arguments for type checkers and editors. This module imports neither torch nor numpy, for
-the command line.
+`option` declares one as a dataclass field: `RequestOptions` and `LoadOptions` here, a server's in
+serving.settings, a compile's in compilation.plan. Checks, flags and documents' tables derive from
+these declarations (`options_of`). `RequestArguments` and `LoadArguments` are the keyword arguments
+for type checkers and editors. This module imports neither torch nor numpy, for the command line.
 """
 
 import types
@@ -286,7 +285,7 @@ def option(
     """Return a dataclass field that declares an option.
 
     values: by default any str, Path or bool if that is the type. repr: show the value in a repr.
-    The others, more: fields of Option.
+    Others, more: fields of Option.
     """
     made = Option("", None, default, help, values, answer, **more)
     return field(default=default, metadata={"option": made}, repr=repr)
@@ -398,7 +397,7 @@ class LoadArguments(TypedDict, total=False):
 
 
 class GenerateArguments(LoadArguments, RequestArguments, total=False):
-    """Keyword arguments of `api.generate_audio`: those of a load and of a request."""
+    """Keyword arguments of `api.generate_audio`: of a load and a request."""
 
 
 @dataclass(frozen=True)
@@ -406,7 +405,7 @@ class ToolChoice:
     """Tools that a reply may call.
 
     functions: descriptions with names. required: the reply must be a call. several: it may have
-    more than one.
+    several.
     """
 
     functions: tuple[Mapping[str, Any], ...]
@@ -588,7 +587,7 @@ class RequestOptions:
 
     @property
     def choice(self) -> ToolChoice:
-        """The tools that may be called. Raises OptionError for a choice that tools lack."""
+        """The tools that may be called. Raises OptionError for a choice of another tool."""
         if self.tool_choice == "none":
             return ToolChoice((), False, False)
         tools = {}

@@ -54,7 +54,7 @@ class SpokenPace:
         return PAUSES_OF_ANY_TEXT + slow * tokens
 
     def shortest_frames(self, tokens: int) -> float:
-        """Return the frames within which words must follow."""
+        """Return the number of frames before which words must still follow."""
         return QUICK * tokens if self.slowest is None else self.slowest / 2 * tokens
 
 

@@ -1,8 +1,8 @@
 """A client's playback of a reply, and the sizes of its audio chunks in frames.
 
-A chunk takes its missing frames plus one vocoder call. Example: frames arrive every 20 ms; the
-first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms). The next has 2 frames,
-decoded within the 57 ms; the one after it 4.
+A chunk takes the time of its missing frames and one vocoder call. Example: frames arrive every 20
+ms; the first chunk is 1 frame (80 ms less the vocoder's look-ahead of 23 ms). The next has 2
+frames, decoded within the 57 ms; the one after it 4.
 """
 
 import math

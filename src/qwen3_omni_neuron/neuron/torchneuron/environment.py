@@ -30,8 +30,8 @@ SETTINGS: Mapping[str, str] = {
     **COMPILER_FLAGS,
 }
 NEFF_FOLDER = "neff"
-# A model's folders in the tree with all that a load needs, by the variables that name each rank's
-# own. Defaults are in a home or temporary folder, which may be empty at a load.
+# A model's folders in the tree with the files for a load, by the variables that name each rank's.
+# Defaults are in a home or temporary folder, which may be empty at a load.
 CACHES: Mapping[str, str] = {
     "TORCH_NEURONX_NEFF_CACHE_DIR": NEFF_FOLDER,
     "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",

@@ -369,7 +369,7 @@ class LiveSession:
         return await self._in_thread(self._input.judged, await judging)
 
     async def _end_turn(self, kind: str, times: dict[str, int], answers: bool) -> None:
-        """Commit the user's turn, and answer it. kind, times: of the event to send."""
+        """Commit the user's turn, and answer it. kind, times: of the event for the client."""
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._input.item_id)
         try:
             turn, transcript = await self._input.commit(flush=False)

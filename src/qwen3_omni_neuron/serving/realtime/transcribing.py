@@ -110,7 +110,7 @@ class Transcriber:
         self._waiting.put_nowait((turn, window))
 
     def _known(self, turn: TurnTranscript, held: int, windows: list[Window]) -> list[Window]:
-        """Release silence beside new windows. held: the turn's earlier samples."""
+        """Release silence beside new windows. held: samples in no window before."""
         silence = held - turn.sound.held - sum(len(window.samples) for window in windows)
         self._account.release(sound_bytes(silence))
         return windows
