@@ -562,7 +562,6 @@ generate_audio.__doc__ = f"{cleandoc(generate_audio.__doc__ or '')}\n\nOptions:\
 
 
 def _close(pipeline: Pipeline, grammars: Grammars, join_timeout_s: float | None = None) -> None:
-    """Close a pipeline, and return malloc's free memory to the system."""
     grammars.close()
     pipeline.close(join_timeout_s)
     give_back()

@@ -168,7 +168,6 @@ def transcribe(
     pool = ThreadPoolExecutor(concurrency, "transcribe")
 
     def outcomes(most: int) -> Iterator[Transcript | Failure]:
-        """Wait until at most `most` remain."""
         while len(begun) > most:
             first = begun.popleft()
             if isinstance(first, _FileWork):
@@ -263,7 +262,6 @@ class _FileWork:
         self.made: list[tuple[float, Segment]] = []
 
     def windows(self) -> Iterator[Window]:
-        """Read the windows, up to an error."""
         item = {"audio": self._file}
         try:
             for window in read_windows(item, self._sound, "audio", self._warnings.append):
@@ -274,7 +272,6 @@ class _FileWork:
             self.error = error
 
     def outcome(self) -> Transcript | Failure:
-        """Return the transcript, once all windows are done."""
         if self.error is not None:
             return Failure(self._file, self.error)
         joined, now_s = JoinedText(), time.perf_counter()

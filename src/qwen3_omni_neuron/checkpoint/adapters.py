@@ -96,7 +96,6 @@ class _Change:
     table: bool = False
 
     def merged(self, weight: "Tensor", read: "Callable[[str], Tensor]") -> "Tensor":
-        """Return a float32 weight with this change."""
         a, b = read(self.a)[self.part_of_a].float(), read(self.b)[self.part_of_b].float()
         added = (b @ a).t() if self.table else b @ a
         return added.mul_(self.scale).add_(weight if self.base is None else read(self.base))

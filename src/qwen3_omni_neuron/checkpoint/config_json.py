@@ -102,7 +102,6 @@ class _Section:
         return next((value for value in given if value is not None), default)
 
     def section(self, name: str) -> "_Section":
-        """Return an object inside this one. Raises CheckpointError."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self.where}.{name} is not an object. {_AGAIN}")

@@ -172,7 +172,6 @@ class _Matrix:
         return shape[0], shape[1]
 
     def check(self, ending: str, types: str, *shape: int) -> None:
-        """Refuse a tensor of another type or shape."""
         stored = self.tensors[ending]
         if stored.dtype not in types.split() or stored.shape != shape:
             raise self.refused(

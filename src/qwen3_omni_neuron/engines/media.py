@@ -122,7 +122,6 @@ class MediaEncoders:
         return rows[begin - ends[first] : end - ends[first]]
 
     def _visual_rows(self, visuals: Sequence[Visual], begin: int, end: int) -> Tensor:
-        """Return rows [begin, end) of images or videos: see Vision.encode."""
         needed, before, at = [], 0, 0  # at: rows of visuals so far; before: rows left out
         for visual in visuals:
             frames, height, width = visual.grid

@@ -25,7 +25,6 @@ class SlotLengths:
         self._lengths[slot] = 0
 
     def _begin(self, slot: int, start: int) -> None:
-        """Drop a slot's rows after the first `start`."""
         length = self._lengths[slot]
         assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
         # Only these rows are valid during the call, and after a failed one.

@@ -190,7 +190,6 @@ def _check(matcher: Any) -> None:
 
 
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule in llguidance's format."""
     import llguidance
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

@@ -79,7 +79,6 @@ class DecodingPool(Pool):
 
     @contextlib.asynccontextmanager
     async def _decoder(self, owner: str, job: Job) -> AsyncIterator[Child]:
-        """Fork a child for a job when a place is free."""
         more = job.content if isinstance(job.content, bytes) else b""
         head = pickle.dumps(replace(job, content=b"") if more else job)
         try:

@@ -214,7 +214,6 @@ class RowKeys:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Count the equal leading columns or numbers."""
     length = min(one.shape[-1], other.shape[-1])
     differs = one[..., :length] != other[..., :length]
     if differs.ndim > 1:

@@ -54,7 +54,6 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path):
-        """Read the files. Raises CheckpointError for a missing or unusable one."""
         try:
             config = read_json(folder / "tokenizer_config.json")
             if not isinstance(config, dict):

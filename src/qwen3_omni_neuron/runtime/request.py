@@ -83,7 +83,6 @@ class LiveRequest:
         wake: Callable[[], None],
         now: Callable[[], float],
     ):
-        """now: clock, in seconds."""
         self.request, self.text, self.output, self._wake = request, text, output, wake
         assert request.options.seed is not None
         self.seed = request.options.seed

@@ -81,7 +81,6 @@ class _ModelFigures(Collector):
         self._model = model
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """Read the metrics."""
         info = GaugeMetricFamily(_PREFIX + "info", "Version and model", labels=("version", "model"))
         info.add_metric((__version__, self._model.name), 1)
         ready = GaugeMetricFamily(

@@ -200,7 +200,6 @@ def _curl(method: str, path: str, operation: Mapping[str, Any]) -> str:
 
 
 def _form(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a form that sends the example."""
     kind, body = _body(operation)
     example = body.get("example", {})
     yield f'<form data-method="{method}" data-path="{escape(path)}" data-type="{kind}">'

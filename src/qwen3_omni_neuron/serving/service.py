@@ -49,7 +49,6 @@ class Turnstile:
         loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Pass the new round's turn to the next task."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # its task was not cancelled

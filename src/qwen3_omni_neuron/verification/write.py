@@ -155,7 +155,6 @@ def stage_results(
 
 
 def _encoders(reference: Reference, config: OmniConfig, prompt: Prompt) -> Arrays:
-    """Return the rows of media among the thinker's inputs."""
     c, shortest = config.thinker, {"talker_min_new_tokens": 2, "talker_max_new_tokens": 2}
     reply = reference.generate(prompt, thinker_max_new_tokens=2, **shortest)
     call = reply.thinker_calls[0]

@@ -233,8 +233,6 @@ class EngineGroup:
 
 
 class _Process:
-    """A process, its connection, and its output."""
-
     def __init__(self, name: str, env: Mapping[str, str], requests: SharedBlock):
         self.output = OutputTail()
         ours, theirs = Pipe()

@@ -123,7 +123,6 @@ class NxdiThinkerSlots(NxdiSlots):
     """The thinker's slots (see engines.protocols.ThinkerSlots)."""
 
     def __init__(self, graphs: DecoderGraphs, config: OmniConfig):
-        """graphs: with the accept layer captured."""
         super().__init__(graphs)
         self._config = config.thinker
 

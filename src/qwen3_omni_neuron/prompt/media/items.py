@@ -82,7 +82,6 @@ Media = AudioItem | ImageItem | VideoItem
 
 
 def _size(picture: NDArray[np.uint8]) -> Item:
-    """Return limits that keep a picture's size."""
     pixels = picture.shape[0] * picture.shape[1]
     return {"min_pixels": pixels, "max_pixels": pixels}
 

@@ -285,7 +285,6 @@ def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
 
 
 async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
-    """Cancel the endpoint when the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     answering.cancel()

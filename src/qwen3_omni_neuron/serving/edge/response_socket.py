@@ -61,7 +61,6 @@ class _Socket:
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
 
     async def serve(self) -> None:
-        """Answer events one by one until the client leaves or time is over."""
         try:
             while True:
                 await asyncio.wait([self._next], timeout=_TICK_S)
@@ -132,7 +131,6 @@ class _Socket:
 
 
 def _cancels(message: Message) -> bool:
-    """Return whether a message is the event `response.cancel`."""
     text = message.get("text") or ""
     if len(text) > _MOST_CANCEL:
         return False

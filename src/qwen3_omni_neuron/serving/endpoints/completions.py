@@ -73,7 +73,6 @@ async def completions(request: Request) -> Response:
 
 
 def _start(service: Service, context: Context) -> "Completion":
-    """Read a request's body, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(CompletionRequest, context.body)
     check_model(service, wanted.model)
     check_only(wanted.model_extra or {}, REFUSED_IN_COMPLETIONS)

@@ -243,7 +243,6 @@ class MediaReader:
         return admit
 
     def _take(self, found: _Pending, decoded: Decoded) -> None:
-        """Fill a pending item."""
         self.warnings += decoded.warnings
         self._items.remove(found)
         found.content = b""  # frees it

@@ -99,7 +99,6 @@ async def speech(request: Request) -> Response:
 
 
 def _start(service: Service, context: Context) -> "SpokenText":
-    """Read a request's body, and start its speech. Raises ApiError and the API's errors."""
     wanted = bodies.parse_json(SpeechRequest, context.body)
     omni = context.omni
     bodies.check_model(service, wanted.model)
@@ -132,7 +131,6 @@ class SpokenText:
         service: Service,
         context: Context,
     ):
-        """Start the speech. Raises the API's errors."""
         self.wanted, self.speaker = wanted, speaker
         self.finish_reason: FinishReason = "stop"
         self._encoder = SoundEncoder(wanted.sound_format, whole=not wanted.as_made)

@@ -148,7 +148,6 @@ class InputBuffer:
         return []
 
     def _commit(self, flush: bool) -> tuple[Turn, str | None, TurnTranscript | None]:
-        """End the user's turn. Returns it, the previous item's id, and its transcript."""
         if flush:
             rest = self._resampler.finish()
             self._at += len(rest)

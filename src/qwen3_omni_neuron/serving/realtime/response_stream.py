@@ -147,7 +147,6 @@ class Response:
     async def _attempt(
         self, part: Coroutine[Any, Any, Result]
     ) -> tuple[Result | None, ApiError | None]:
-        """Return a part's result, or the client's error."""
         try:
             return await part, None
         except ClientGoneError:

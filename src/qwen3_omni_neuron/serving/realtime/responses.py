@@ -163,7 +163,6 @@ class Responses:
         return own_input
 
     async def _compiled(self, options: dict[str, Any], held: ExitStack) -> Any:
-        """Return a reply's grammar, compiled in another process."""
         account, omni = self._items.account, self._connection.service.model.omni
         assert omni is not None  # a session begins with it
 
