@@ -134,7 +134,6 @@ def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openai
 
 
 def test_speech_of_a_realtime_reply_at_another_speed(omni, caller) -> None:
-    """It is as long as its speed says, and what was heard of it is counted in what was played."""
     options: Any = {**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
     caller.update(**options)
     whole = omni.generate_audio(HELLO, literal_text=True, **options)
@@ -211,7 +210,6 @@ def test_an_assistants_message_with_input_text(omni, caller) -> None:
 
 @pytest.mark.parametrize("ratio", [None, 0.8])
 def test_old_items_leave_the_prompt_and_stay_in_the_conversation(omni, caller, ratio) -> None:
-    """Without a word about it the oldest turns are dropped; a ratio drops more of them."""
     words, context = "a word " * 40, omni.info.context_length
     question = {"role": "user", "content": words}
     size = len(omni.prompt_builder.prompt([question] * 2)) - len(
@@ -265,7 +263,6 @@ def test_truncation_disabled_until_the_conversation_is_too_long(caller) -> None:
 
 
 def test_a_negative_seed_is_a_seed(omni, client, caller) -> None:
-    """In every endpoint; two that differ give different replies."""
     options: Any = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
     wanted = omni.generate_audio(
         HELLO, literal_text=True, seed=2**63 - 5, speaker="Ethan", **options

@@ -199,7 +199,6 @@ SPOKEN: dict[str, Any] = {"seed": 12, "talker_max_new_tokens": 300, "runaway_spe
     ],
 )
 def test_an_answer_counts_until_its_client_has_taken_it(server, path, asked) -> None:
-    """Otherwise clients that read slowly would hold any number of them."""
     sent = json.dumps({**asked, **SPOKEN, "max_tokens": None}).encode()
     with connected(url_of(server)) as sock:
         sock.sendall(head_of(len(sent), path) + sent)

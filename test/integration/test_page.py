@@ -137,7 +137,6 @@ def test_a_question_is_heard_and_its_answer_sounds(browser, server, judge) -> No
 
 
 def test_a_model_that_transcribes_questions_has_them_written(browser, server, monkeypatch) -> None:
-    """It has an instruction for that. The one that ships would answer, which nobody has said."""
     url = url_of(server)
     [entry] = ask(url + "/v1/models").json()["data"]
     assert entry["transcribes_questions"] is False
@@ -252,7 +251,6 @@ def test_push_to_talk_by_the_keyboard(visitor, judge) -> None:
 
 
 def test_a_written_question_and_an_image(visitor, tmp_path) -> None:
-    """Without a microphone. A large image is made smaller before it is sent."""
     image = tmp_path / "noise.png"
     made = noise_image(3000, 400)
     made.putalpha(Image.linear_gradient("L").resize(made.size).point(lambda x: 255 * (x > 127)))
@@ -281,7 +279,6 @@ def test_a_written_question_and_an_image(visitor, tmp_path) -> None:
 
 
 def test_a_sound_file_is_a_question(visitor, tmp_path) -> None:
-    """By the button and dropped. What can't be opened or sent is named."""
     page = visitor.page
     page.set_input_files("#file", SUM_FILE)
     visitor.answered(1)
@@ -360,7 +357,6 @@ def test_a_camera_shows_each_question(visitor) -> None:
 
 
 def test_the_small_model_introduces_itself(visitor, server) -> None:
-    """With questions that it answers, whether they are clicked or said."""
     omni, dice = server.service.model.take(), random.Random(1)
 
     def reply(content: Any) -> str:

@@ -73,7 +73,6 @@ def test_instructions_options_and_voice(omni, caller) -> None:
 
 
 def test_a_response_of_conversation_none_stays_out_of_the_conversation(omni, caller) -> None:
-    """Its input are items of its own and of the conversation, and it leaves nothing behind."""
     first = caller.write("Hello")
     caller.write("Not this")
     more = {
@@ -186,7 +185,6 @@ def test_clearing_output_truncates_all_answers_that_were_to_be_played(caller) ->
 
 
 def test_what_a_client_has_truncated_is_not_truncated_again(caller) -> None:
-    """Its playback has stopped, though not all of the sound could have been played yet."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
     caller.update(thinker_eos_token_id=10**6)
     caller.write("Hello")

@@ -93,7 +93,6 @@ def sound(events: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def test_dashscopes_clients_are_heard_at_16_khz(omni, server) -> None:
-    """By path or header; the same sound at another rate has another answer."""
     for path, headers, formats in (
         (DASHSCOPE_PATH, {}, ("pcm16", "pcm16")),
         ("/v1/realtime", SDK, ("pcm16", "pcm16")),

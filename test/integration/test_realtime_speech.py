@@ -75,7 +75,6 @@ def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> Non
 
 
 def test_the_recorded_session_is_what_is_sent_today(speaker) -> None:
-    """Order of events, and each one's fields with their types."""
     text = (ROOT / recorded_session.DOCUMENT).read_text(encoding="utf-8")
     recorded = recorded_session.read(text)
     made = recorded_session.shown(recorded_session.record(speaker))
@@ -191,7 +190,6 @@ def test_a_complete_turn_is_answered_at_its_pause_from_a_prompt_computed_meanwhi
 
 @pytest.mark.usefixtures("slow_steps")
 def test_speech_interrupts_an_answer(server) -> None:
-    """It is cancelled, and its item cut to what can have been heard."""
     with calling(server) as caller:
         caller.update(audio={"input": {"format": PCM_16K}}, **{**SHORT, **LONG})
         caller.write("Hello")
@@ -221,7 +219,6 @@ def test_speech_interrupts_an_answer(server) -> None:
 
 
 def test_a_turn_goes_on_while_its_detection_is_set_anew(server) -> None:
-    """It ends by the new settings. Where detection was off, time has gone on."""
     detection = {"type": "server_vad", "create_response": False}
     silence = np.zeros(RATE, np.float32)
     with calling(server) as caller:

@@ -116,7 +116,6 @@ def test_a_text_without_words_is_refused(speaking, text) -> None:
 
 
 def test_a_text_that_nothing_divides_must_fit_the_talker(omni) -> None:
-    """With the random weights of the tiny checkpoint, and a short context."""
     room = min(1024, omni._talker_context_length)
     with pytest.raises(PromptTooLongError, match=r"the text has \d+ tokens .* at most \d+"):
         omni.say("x9" * room)

@@ -57,7 +57,6 @@ def test_usage_and_reason_are_the_results(omni, client) -> None:
 
 
 def test_log_probabilities_are_the_results(omni, client) -> None:
-    """Each token of the text has its own, and the likeliest ones; whole and in pieces alike."""
     limits: Any = {"thinker_do_sample": False, "thinker_max_new_tokens": 12}
     asked_of_api: Any = {"logprobs": True, "top_logprobs": 2, "literal_text": True, **limits}
     with omni.stream_text(HELLO, **asked_of_api) as stream:
@@ -299,7 +298,6 @@ def test_text_of_a_request_forges_no_turn(omni, client) -> None:
 
 
 def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni, client) -> None:
-    """By what their example client sends, and takes of a stream: `content` and `modality`."""
     sampling = {"temperature": 0.4, "top_p": 0.9, "top_k": 1, "max_tokens": 12, "seed": 3}
     sampling |= {"repetition_penalty": 1.05, "stop_token_ids": [151645]}
     talker = {"temperature": 0.9, "top_k": 50, "max_tokens": 20, "detokenize": False}

@@ -221,7 +221,6 @@ WRONG_PARTS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("index", range(len(WRONG_FIELDS) + len(WRONG_PARTS)))
 def test_a_refusal_names_the_part_and_its_field(server, index, caplog) -> None:
-    """In the answer's message and `param`, and in the log."""
     if index < len(WRONG_FIELDS):
         change, param, words = WRONG_FIELDS[index]
     else:

@@ -92,7 +92,6 @@ def made_secret(server: Server, key: str, **body: Any) -> Any:
 
 
 def test_a_client_secret_opens_sessions_of_its_owner_until_it_expires(omni, monkeypatch) -> None:
-    """With the settings inside, at every server that has the key, and for nothing else."""
     settings: dict[str, Any] = {"instructions": "Be brief.", "type": "realtime"}
     settings["audio"] = {"output": {"voice": "Ethan"}, "input": {"turn_detection": None}}
     limits: dict[str, Any] = {"max_realtime_sessions": 4, "owner_share": 0.25}

@@ -238,7 +238,6 @@ def test_a_conversation_continues_by_ids_alone() -> None:
 
 
 def test_the_items_that_a_response_has_answered_are_listed() -> None:
-    """Those of its whole conversation, in pages, from the last one on."""
     call: Any = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
     result: Any = {"type": "function_call_output", "call_id": "c", "output": "3", "id": "fco_mine"}
     items: Any = [

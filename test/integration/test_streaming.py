@@ -184,7 +184,6 @@ def test_engines_in_processes_of_their_own_say_the_same(split, alone) -> None:
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
 def test_a_process_that_dies_ends_its_requests_and_no_others(split, stage) -> None:
-    """At once, with its status; what needs it no more goes on to its end; nothing is left."""
     short = {"thinker_max_new_tokens": 4, "talker_max_new_tokens": 120, **GREEDY}
     expected = split.generate_audio(MIXED, **short)
     options = {"thinker_max_new_tokens": 1000, "talker_max_new_tokens": 2000, **GREEDY}

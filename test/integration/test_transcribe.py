@@ -178,7 +178,6 @@ def test_a_segment_is_the_transcript_of_its_window(omni) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_long_file_is_transcribed_whole_in_windows(omni, tmp_path, concurrency) -> None:
-    """Its text, streamed or not, is that of its windows; files beside it keep their order."""
     long, short = tmp_path / "long.wav", tmp_path / "short.wav"
     soundfile.write(long, speech(35, 3), 16000)
     soundfile.write(short, speech(2), 16000)

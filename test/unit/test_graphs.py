@@ -316,7 +316,6 @@ def garbage_state(graph: Graph) -> list[Tensor]:
 
 @pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1]])
 def test_code2wav_graphs_make_streams_in_any_slots(graphs, static, slots) -> None:
-    """Over used slots, each stream at its own position, the others' rows moved or not there."""
     codes = codes_of(3, 9)
     short = graphs["code2wav[streams=3,frames=1]"].module(static.code2wav)
     long = graphs["code2wav[streams=3,frames=4]"].module(static.code2wav)

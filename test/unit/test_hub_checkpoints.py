@@ -83,7 +83,6 @@ def test_the_table_has_every_checkpoint() -> None:
 @needs_c  # without it `auto` is `mixed`
 @pytest.mark.parametrize("name", HUB_CHECKPOINTS)
 def test_a_checkpoint_is_read_in_the_form_that_the_table_says(name, tmp_path, capsys) -> None:
-    """By its headers, with the published names and all widths, in three layers."""
     HUB_CHECKPOINTS[name].write(tmp_path, layers=3)
     shown = inspected(tmp_path, capsys)
     assert [*form_and_use(shown), f"`{shown['dtype auto on the CPU']}`"] == rows()[name][:3]

@@ -61,7 +61,6 @@ def widened(numbers: Tensor, scale: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 2, 3, 50])
 @torch.no_grad()
 def test_int8_experts_are_experts_of_their_weights(static, rows) -> None:
-    """By the loop of the CPU, and by the two ways of static graphs."""
     torch.manual_seed(rows)
     plain = MoeFeedForward(10, SIZES).double()
     ours = MoeFeedForward(10, replace(SIZES, static=static, int8=True))
@@ -177,7 +176,6 @@ def test_the_files_have_the_cpus_numbers_and_all_else_in_bfloat16(
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_a_rank_has_the_scales_of_its_outputs(checkpoint, config, tmp_path, tp) -> None:
-    """Those of gate and up with their rows; all of `down`, whose outputs each rank adds to."""
     (whole,) = written(checkpoint, config, tmp_path / "whole", PLAN)
     ranks = written(checkpoint, config, tmp_path / "ranks", replace(PLAN, tp=Degrees.same(tp)))
     cuts = PartShare(part_spec(config, replace(PLAN, tp=Degrees.same(tp)), "thinker"), Alone()).cuts

@@ -109,7 +109,6 @@ def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dt
 
 @torch.no_grad()
 def test_frames_of_different_top_k_share_a_call(config: OmniConfig, library: Library) -> None:
-    """Each is as alone, a greedy one, too; the weights are read once."""
     c = talker_config(config, layers=2)
     native, (hidden, code0, starts) = native_predictor(c, library), frames(c, 4)
     top_k, top_p = [50, 50, 0, 7], [0.3, 0.8, 1.0, 0.9]

@@ -191,7 +191,6 @@ def test_nan_stays_in_its_row_and_slot(
 
 @torch.no_grad()
 def test_several_threads_step_their_own_slots(config: OmniConfig, library: Library) -> None:
-    """At once, from a pool of 4: each gives what it gives alone."""
     m = made(config, "talker", "wide", "int8", positions=80)
     rows, _ = prompt_rows(m.c, 80)
     at = torch.arange(80).float().expand(3, -1)

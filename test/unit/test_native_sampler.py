@@ -54,7 +54,6 @@ def test_sampled_ids_are_those_of_numpy(
 
 @pytest.mark.parametrize("vocab", [5, 200, 3000])
 def test_a_mask_forbids_the_same_ids_as_in_numpy(library: Library, vocab: int) -> None:
-    """Each sequence has a mask of its own, or none, and all are sampled in one call."""
 
     def samplers() -> list[Sampler]:
         return [Sampler(k, vocab, Noise(i, TALKER)) for i, k in enumerate(SAMPLINGS)]

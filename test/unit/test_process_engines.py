@@ -217,7 +217,6 @@ def test_a_process_that_ends_is_found_by_a_look(start, busy) -> None:
 
 
 def test_an_engine_whose_own_process_has_ended_ends_its_process(start) -> None:
-    """While nothing calls it: what its calls need is gone."""
     process = start(FakeParent)
     process.wait_ready(START_S)
     os.kill(process.call("child_pid"), signal.SIGKILL)

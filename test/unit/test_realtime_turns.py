@@ -92,7 +92,6 @@ def test_settings_decide_where_a_turn_starts_and_ends() -> None:
 
 
 def test_a_pause_is_part_of_a_turn() -> None:
-    """Also what was held back of it; a frame between the thresholds neither ends nor goes on."""
     samples = sound((0.9, 320), (0, 384), (0.9, 320), (0.4, 640), (0, 640))
     told, spoken = detected(samples, TurnSettings())
     assert [type(one) for one in told] == [Started, Paused, Paused, Stopped]

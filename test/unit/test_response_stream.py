@@ -144,7 +144,6 @@ async def test_a_reply_that_was_made_to_its_end_is_settled_once(texts) -> None:
 
 
 async def test_playback_is_of_the_sound_that_was_sent() -> None:
-    """At the client's speed, and without the speech of a call, which is left out."""
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     async with Replying(ONE, call, spoken=True, speed=2.0, conversation="none") as made:
         await made.ends()

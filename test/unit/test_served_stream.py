@@ -71,7 +71,6 @@ def test_a_chunk_counts_as_played_once_the_next_events_are_taken(bursts) -> None
 
 
 def test_the_clock_counts_what_the_client_plays() -> None:
-    """At its speed, and nothing from the moment on when sound is left out."""
     served = Served(speed=2.0)
     served.read(4)
     served.stream.muted = True

@@ -159,7 +159,6 @@ def test_a_stopped_reply_is_truncated_at_the_default_speaking_rate() -> None:
 
 
 def test_a_rewritten_reply_is_truncated_in_proportion_to_the_sound_that_was_sent() -> None:
-    """By the last report of what was heard, whatever the reply's own pace and length."""
     reply = reply_of(WORDS, 46.0)
     reply.sent_s, reply.speed = 4.0, 1.5  # six seconds of the reply's own time
     reply.rewrite("0123456789")

@@ -203,7 +203,6 @@ def test_a_prompt_before_the_first_window_ends_before_the_clip(omni) -> None:
 
 
 def test_the_prompt_of_a_possible_end_is_computed_ahead(omni) -> None:
-    """All rows but one are there when it was; and where it goes on, nothing is different."""
     clip = tone(1.0)
     with omni.session("Be brief.", **SHORT) as session:
         session.prepare()

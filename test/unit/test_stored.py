@@ -156,7 +156,6 @@ def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni) -> No
 
 
 def test_a_session_of_an_earlier_version_is_read(omni) -> None:
-    """It has neither what is shown of its turns nor what counts for them."""
     with omni.session(**SHORT) as session:
         session.append("Hello")
         last(session.respond())

@@ -87,7 +87,6 @@ def test_the_bytes_of_tokens_are_those_of_the_text(ours, text) -> None:
 
 
 def test_a_tokenizer_saved_by_transformers_is_the_same(ours, theirs, tmp_path) -> None:
-    """It writes tokenizer.json, with or without the two files that it was made from."""
     theirs.save_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     for name in ("vocab.json", "merges.txt"):

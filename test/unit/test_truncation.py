@@ -178,7 +178,6 @@ QUESTIONS = [
 
 
 def test_a_reply_is_the_one_to_the_kept_messages(small, omni) -> None:
-    """Token for token, code for code, in a session and for all messages at once."""
     with small.session("Be brief.", truncation="auto", **LIMITS) as session:
         for number, question in enumerate(QUESTIONS):
             session.append(question["content"])
