@@ -205,6 +205,7 @@ class Qwen3Omni:
         includes the prompt's. new_tokens: limit of tokens after it, 0: none. Also raises
         MessageError for a prompt of one token without new ones.
         """
+        check_not_forked()
         arrived_s = self._pipeline.clock.now()
         parsed = RequestOptions.parse(options)
         whole = self.prompt_builder.raw(prompt, self._context_length - 1)
