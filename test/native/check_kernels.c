@@ -378,10 +378,7 @@ static void check_points(int64_t width)
     int64_t stride = width + WIDEST, padded = panels_of(width) * PANEL;
     float *x = numbers(POINTS * width + WIDEST, 1.0f), *taps = numbers(7 * width, 1.0f);
     float *spread = numbers(POINTS * stride, 1.0f), *products = numbers(POINTS * padded, 1.0f);
-    const float *rows[POINTS];
-    for (int64_t k = 0; k < POINTS; k++)
-        rows[k] = x + k * width;
-    kernels->spread(spread, stride, rows, width);
+    kernels->spread(spread, stride, x, width, width);
     guarded("memory after y of spread", spread, POINTS * stride);
     for (int64_t i = 0; i < POINTS; i++)
         for (int64_t c = 0; c < width; c++) {

@@ -82,16 +82,12 @@ class Code2WavCalls(Protocol):
 
     def start(self, codes: Tensor) -> tuple[Tensor, Any]:
         """Decode the first chunk of streams to samples and state."""
-        ...
 
     def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Decode the next chunk of streams, without changing `state`."""
-        ...
 
     def join(self, states: Sequence[Any]) -> Any:
         """Join single streams' states."""
-        ...
 
     def split(self, state: Any) -> Sequence[Any]:
         """Reverse `join`."""
-        ...

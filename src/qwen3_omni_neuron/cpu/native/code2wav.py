@@ -25,10 +25,7 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Number of decoded frames [streams], and the C's states [streams, ...].
-
-In numpy: torch operations release the interpreter lock.
-"""
+"""Frames decoded [streams] and the C's states [streams, ...]; in numpy: see inputs.rows_of."""
 WIDEST: int = ffi.integer_const("WIDEST")
 TAPS = 7
 POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # of convolutions, besides 0 and infinity: see wave.c
@@ -99,14 +96,11 @@ class NativeCode2Wav:
             _address(samples, "float32", *samples.shape),
         )
         if status == NO_SUCH_ROW:
-            raise IndexError(
-                f"codes are 0 to {c.codebook_size - 1}, got {int(codes.min())} to "
-                f"{int(codes.max())}"
-            )
+            least, most = int(codes.min()), int(codes.max())
+            raise IndexError(f"codes are 0 to {c.codebook_size - 1}, got {least} to {most}")
         check(status)
-        if positions is None:
-            positions = np.zeros(streams, np.int64)
-        return torch.from_numpy(samples), (positions + frames, new_state)
+        before = np.zeros(streams, np.int64) if positions is None else positions
+        return torch.from_numpy(samples), (before + frames, new_state)
 
 
 def _address(values: NDArray[Any], dtype: str, *shape: int) -> Pointer:
@@ -185,13 +179,15 @@ class _Packing:
 
     def _wave(self, model: Code2Wav) -> Fields:
         blocks = [self._block(block, first=i == 0) for i, block in enumerate(model.blocks)]
-        last = model.conv_out
+        last, spare = model.conv_out, WIDEST - TAPS  # spare outputs: for whole vectors
         assert last.bias is not None
         return {
             "blocks": len(blocks),
             "block": self._weights.array("Block", blocks),
             "act": self._snake(model.act_out),
-            "conv": self._rows_of(last.weight[0].t(), F.pad(last.bias, (TAPS - 1, 0))),
+            "conv": self._rows_of(
+                F.pad(last.weight[0].t(), (0, 0, 0, spare)), F.pad(last.bias, (TAPS - 1, spare))
+            ),
         }
 
     def _block(self, block: Any, first: bool) -> Fields:
@@ -203,25 +199,27 @@ class _Packing:
                 f"{rate}"
             )
         return {
-            "into": into + -into % WIDEST,
-            "out": out + -out % WIDEST,
+            "into": into + _padding(into),
+            "out": out + _padding(out),
             "rate": rate,
             "act": self._snake(block.act),
-            "up": {} if first else self._rows_of(*_up(up, into + -into % WIDEST)),
+            "up": {} if first else self._rows_of(*_up(up, into + _padding(into))),
             "units": [self._unit(unit) for unit in block.units],
         }
 
     def _unit(self, unit: Any) -> Fields:
+        conv, point = unit.conv1, unit.conv2
+        matrix_of = _by_point if conv.out_channels > WIDEST // 2 else _by_line
         return {
-            "dilation": unit.conv1.dilation[0],
+            "dilation": conv.dilation[0],
             "first": self._snake(unit.act1),
             "second": self._snake(unit.act2),
-            "conv": self._rows_of(_by_point(unit.conv1.weight), unit.conv1.bias),
-            "point": self._rows_of(unit.conv2.weight[..., 0], unit.conv2.bias),
+            "conv": self._rows_of(matrix_of(conv), _line(conv.bias)),
+            "point": self._rows_of(_by_line(point), _line(point.bias)),
         }
 
     def _snake(self, act: Snake) -> Fields:
-        both = (_whole(weight[:, 0], 0) for weight in (act.frequency, act.inverse_magnitude))
+        both = (_line(weight[:, 0]) for weight in (act.frequency, act.inverse_magnitude))
         frequency, inverse_magnitude = (self._vector(weight, len(weight)) for weight in both)
         return {"frequency": frequency, "inverse_magnitude": inverse_magnitude}
 
@@ -244,7 +242,7 @@ class _Packing:
 
     def _rows_of(self, matrix: Tensor, bias: Tensor) -> Fields:
         """Describe a matrix of wave.c: float32, since it has few bytes and many rows."""
-        return self._matrix(_whole(matrix.float(), -2), _whole(bias, 0))
+        return self._matrix(matrix.float(), bias)
 
 
 def _taken(weight: Tensor) -> Tensor:
@@ -257,10 +255,31 @@ def _taken(weight: Tensor) -> Tensor:
     return weight.detach()
 
 
+def _padding(channels: int) -> int:
+    """Return the zeros of a row of wave.c: to a multiple of WIDEST, or a power of two below it."""
+    return -channels % min(WIDEST, 1 << (channels - 1).bit_length())
+
+
 def _whole(weight: Tensor, axis: int) -> Tensor:
-    """Pad an axis of channels with zeros to a multiple of WIDEST."""
-    padding = -weight.shape[axis] % WIDEST
-    return F.pad(weight.movedim(axis, -1), (0, padding)).movedim(-1, axis)
+    """Pad an axis of channels with zeros."""
+    return F.pad(weight.movedim(axis, -1), (0, _padding(weight.shape[axis]))).movedim(-1, axis)
+
+
+def _line(weight: Tensor) -> Tensor:
+    """Return a vector [channels] for the channels of a row, or of a line of wave.c."""
+    row = _whole(weight, 0)
+    return row.repeat(max(1, WIDEST // len(row)))
+
+
+def _by_line(conv: Any) -> Tensor:
+    """Return a convolution as a matrix [outputs of a row or a line, all inputs that they need]."""
+    taps = _whole(_whole(conv.weight, 0), 1).transpose(1, 2)  # [out, taps, in]
+    floats, dilation = len(taps), conv.dilation[0]
+    rows, reach = max(1, WIDEST // floats), (taps.shape[1] - 1) * dilation
+    matrix = taps.new_zeros(rows, floats, rows + reach, floats)
+    for row in range(rows):
+        matrix[row, :, row : row + reach + 1 : dilation] = taps
+    return matrix.flatten(2).flatten(0, 1)[:, : (rows + reach - 1) * floats + conv.in_channels]
 
 
 def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
@@ -276,8 +295,8 @@ def _up(up: Any, stride: int) -> tuple[Tensor, Tensor]:
     return matrix[:, : stride + len(taps)], _whole(up.bias, 0).repeat(rate)
 
 
-def _by_point(weight: Tensor) -> Tensor:
-    """Return a convolution [out, in, taps] as matrices [8, out, in], one per point of wave.c.
+def _by_point(conv: Any) -> Tensor:
+    """Return a convolution as matrices [8, row of out, in], one per point of wave.c.
 
     Those of 0 and infinity are the first and last tap; another point's is the taps' polynomial,
     divided by the distances to the other points.
@@ -288,4 +307,4 @@ def _by_point(weight: Tensor) -> Tensor:
         distances = [point - other for other in (0.0, *POINTS) if other != point]
         row = [point**k / prod(distances) for k in range(TAPS)]
         shares[i] = torch.tensor(row, dtype=torch.float32)  # whatever torch's default is
-    return (weight.double() @ shares.T).movedim(-1, 0)
+    return (_whole(conv.weight, 0).double() @ shares.T).movedim(-1, 0)

@@ -72,12 +72,11 @@ typedef struct {
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
                    const int64_t *to, int64_t count, const float *keys, const float *values,
                    int64_t width, float *scratch);
-    /* Convert the inputs of a pair of outputs, POINTS rows x [width], to each point's inputs, y
-     * [POINTS, width], y_stride floats apart: see wave.c. Up to WIDEST floats after each row are read
-     * and written, too. */
-    void (*spread)(float *y, int64_t y_stride, const float *const *x, int64_t width);
+    /* Convert the inputs of a pair of outputs, x [POINTS, width], to each point's inputs, y [POINTS,
+     * width]: see wave.c. Up to WIDEST floats after each row are read and written, too. */
+    void (*spread)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t width);
     /* Add up products of the points [POINTS, count]: the first outputs of pairs replace the first
-     * [count], the second ones the second. count: a multiple of PANEL. */
+     * [count], the second ones the second. count: a multiple of WIDEST. */
     void (*gather)(float *products, int64_t count);
     /* y = x + inverse_magnitude * sin(frequency * x)^2 for one sample of every channel; y may be x. */
     void (*snake_row)(float *y, const float *x, const float *frequency,

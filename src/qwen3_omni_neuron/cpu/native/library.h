@@ -205,26 +205,26 @@ int remaining_rows(int64_t rows, const float *const *logits, int64_t vocab,
 
 /* ---- code2wav ---- */
 
-/* Most floats of a vector; rows of code2wav's decoder blocks are multiples of it. */
+/* Most floats of a vector. Rows of code2wav's blocks are multiples of it, or powers of two below it. */
 enum { WIDEST = 16 };
 /* Residual units of a block. */
 enum { UNITS = 3 };
 
 typedef struct {
-    const float *frequency, *inverse_magnitude; /* [width] */
+    const float *frequency, *inverse_magnitude; /* [width], or of a line: see wave.c */
 } Snake;
 
-/* A residual unit. */
+/* A residual unit: see wave.c. */
 typedef struct {
     int64_t dilation;
     Snake first, second;
-    Matrix conv;  /* 8 of [channels, channels], one per point: see wave.c */
-    Matrix point; /* [channels, channels] */
+    Matrix conv;  /* 8 of [channels, channels], one per point; of lines [WIDEST, rows * channels] */
+    Matrix point; /* [channels, channels]; of lines [WIDEST, WIDEST] */
 } Unit;
 
 /* A decoder block. */
 typedef struct {
-    int64_t into, out, rate; /* into, out: channels, with zeros after the last one up to WIDEST */
+    int64_t into, out, rate; /* into, out: floats of a row, which are zeros after the last channel */
     Snake act;
     Matrix up; /* [rate * out, 2 taps * into]: of the input before, of the input; without panels in the
                   first block, whose upsampling is code2wav.c's */

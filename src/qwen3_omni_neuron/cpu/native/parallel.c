@@ -105,7 +105,7 @@ static float *scratch_of(int64_t count)
     if (mine->count < count || mine->floats == NULL) {
         free(mine->floats);
         mine->count = count;
-        mine->floats = malloc((size_t)(count + 16) * sizeof(float));
+        mine->floats = aligned_alloc(CACHE_LINE, ((size_t)count + 31) / 16 * CACHE_LINE);
     }
     return mine->floats;
 }

@@ -47,18 +47,9 @@ class NativeSampler:
             masks = pointers(*(None if s.mask is None else s.mask.ctypes.data for s in samplers))
         indices, scores = np.empty(count * vocab, np.int64), np.empty(count * vocab, np.float32)
         run = self._run_holding if count * vocab <= MOST_HELD else self._run
-        check(
-            run(
-                count,
-                pointers(*(row.data_ptr() for row in rows)),
-                vocab,
-                pointers(*how),
-                masks,
-                counts,
-                indices.ctypes.data,
-                scores.ctypes.data,
-            )
-        )
+        given = pointers(*(row.data_ptr() for row in rows))
+        found = indices.ctypes.data, scores.ctypes.data
+        check(run(count, given, vocab, pointers(*how), masks, counts, *found))
         ends = list(accumulate(counts))
         each = [slice(end - held, end) for held, end in zip(counts, ends, strict=True)]
         return draw(samplers, [(indices[row], scores[row]) for row in each])

@@ -139,7 +139,10 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
         }
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
-                total[r][v] += sums[r][v];
+                if (start == 0)
+                    total[r][v] = sums[r][v];
+                else
+                    total[r][v] += sums[r][v];
     }
 }
 
@@ -208,7 +211,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     const char *panels = t->panels + at / PANEL * size;
     int64_t skip = (end < t->outs ? t->panels + end / PANEL * size : t->next) - panels - size;
     Vector total[12][8];
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows && (type == COMPACT || IS_INTEGER(type)); r++)
         for (int v = 0; v < vectors; v++)
             total[r][v] = (Vector){0};
     if (type == COMPACT)
@@ -756,12 +759,12 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
 
 /* A point's polynomial is the product of (x - point) over all other points; even and odd terms of a
  * point and its negative differ only in sign. */
-static void KIND(spread)(float *y, int64_t y_stride, const float *const *x, int64_t width)
+static void KIND(spread)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t width)
 {
-    for (int64_t i = 0; i < width; i += LANES, y += LANES) {
+    for (int64_t i = 0; i < width; i += LANES, x += LANES, y += LANES) {
         Vector in[POINTS], even[3], odd[3];
         for (int k = 0; k < POINTS; k++)
-            in[k] = READ(x[k] + i);
+            in[k] = READ(x + k * x_stride);
         even[0] = in[2] + in[6] - in[4] * 4.25f;
         odd[0] = in[1] + in[5] - in[3] * 4.25f;
         even[1] = in[6] + in[2] * 0.25f - in[4] * 1.25f;

@@ -4,6 +4,9 @@
  * results stay in the processor's cache. The released checkpoint has blocks of 768, 384, 192 and 96
  * output channels, and rates 8, 5, 4 and 3. Arrays are rows of channels, one a sample.
  *
+ * Rows shorter than WIDEST make lines of WIDEST floats, the last one with rows too many. A unit multiplies
+ * a line, with all rows that its taps reach back to, by a matrix of the taps and zeros between them.
+ *
  * A unit's convolution of 7 taps computes two outputs by 8 products where 14 would be the plain way:
  * Winograd's F(2, 7), at the points 0, 1, -1, 2, -2, 1/2, -1/2 and infinity. Outputs n and n + dilation
  * are a pair where n % (2 * dilation) < dilation, n counted from the stream's start; how a stream is cut
@@ -92,17 +95,26 @@ static void activate_some(void *work, int64_t task, float *unused)
                            a->act->inverse_magnitude, a->width);
 }
 
-/* Write the `reach` rows of the state and snake(b->x) to b->joined. Moves *state past these rows, which
- * become the last `reach` of b->joined. */
+/* to = snake(x), line by line; `to` may be x. */
+static int apply(const Buffers *b, const Snake *act, float *to, const float *x, int64_t rows,
+                 int64_t width)
+{
+    int64_t line = larger(width, WIDEST), lines = (rows * width + line - 1) / line;
+    Activation a = {to, x, lines, line, act};
+    return run_tasks(b->team, activate_some, &a, (lines + ROWS_A_TASK - 1) / ROWS_A_TASK,
+                     SNAKE_COST * rows * width, 1);
+}
+
+/* Write the `reach` rows of the state and snake(b->x) to b->joined, and zeros after them. Moves *state past
+ * these rows, which become the last `reach` of b->joined. */
 static int activate(const Buffers *b, const Snake *act, int64_t rows, int64_t width, int64_t reach,
                     float **state)
 {
-    Activation a = {b->joined + reach * width, b->x, rows, width, act};
     size_t bytes = (size_t)(reach * width) * sizeof(float);
     memcpy(b->joined, *state, bytes);
-    if (!run_tasks(b->team, activate_some, &a, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
-                   SNAKE_COST * rows * width, 1))
+    if (!apply(b, act, b->joined + reach * width, b->x, rows, width))
         return 0;
+    memset(b->joined + (reach + rows) * width, 0, WIDEST * sizeof(float));
     memcpy(*state, b->joined + rows * width, bytes);
     *state += reach * width;
     return 1;
@@ -132,46 +144,38 @@ static Convolution convolution_of(const Buffers *b, const Unit *unit, int64_t be
                          first,    pairs,     (pairs + tasks - 1) / tasks};
 }
 
-/* Row of y of the first of a pair; may be before row 0. */
-static int64_t row_of(const Convolution *c, int64_t pair)
-{
-    int64_t d = c->unit->dilation;
-    pair += c->first;
-    return pair / d * 2 * d + pair % d - c->skipped;
-}
-
 static void convolve_some(void *work, int64_t task, float *spread)
 {
     const Convolution *c = work;
     const Snake *then = &c->unit->second;
-    int64_t groups = groups_of(c->width, PANELS), d = c->unit->dilation;
+    int64_t groups = groups_of(c->width, PANELS), d = c->unit->dilation, first[PAIRS];
     int64_t start = task / groups * c->pairs_a_task, stride = row_stride(c->width);
-    int64_t pairs = smaller(c->pairs_a_task, c->pairs - start), size = pairs * PANEL;
+    int64_t pairs = smaller(c->pairs_a_task, c->pairs - start), place = (c->first + start) % d;
     int64_t panel = task % groups * PANELS, end = smaller(panel + PANELS, panels_of(c->width));
+    int64_t row = (c->first + start - place) * 2 + place - c->skipped;
     float *products = spread + POINTS * PAIRS * stride;
-    for (int64_t p = 0; p < pairs; p++) {
-        const float *x[POINTS];
-        int64_t row = row_of(c, start + p), last = (TAPS - 1) * d + c->rows - 1;
-        for (int64_t k = 0; k < POINTS; k++)
-            x[k] = c->x + smaller(larger(row + k * d, 0), last) * c->width;
-        kernels->spread(spread + p * stride, pairs * stride, x, c->width);
+    for (int64_t p = 0; p < pairs; p++) { /* the first rows of pairs; they may be before row 0 */
+        first[p] = row;
+        kernels->spread(spread + p * stride, pairs * stride, c->x + row * c->width, d * c->width,
+                        c->width);
+        row += ++place % d == 0 ? d + 1 : 1;
     }
     for (; panel < end; panel++) {
-        int64_t at = panel * PANEL, outs = smaller(PANEL, c->width - at);
+        int64_t at = panel * PANEL, outs = smaller(PANEL, c->width - at), size = pairs * outs;
         for (int64_t i = 0; i < POINTS; i++) {
             Matrix w = matrix_at(&c->unit->conv, i);
             if (i > 0 && i < POINTS - 1) /* each output has the bias once */
                 w.bias = NULL;
-            kernels->multiply(products + i * size, PANEL, spread + i * pairs * stride, stride, pairs,
+            kernels->multiply(products + i * size, outs, spread + i * pairs * stride, stride, pairs,
                               &w, panel, 1, 0, NULL);
         }
         kernels->gather(products, size);
-        for (int64_t p = 0; p < pairs; p++)
-            for (int64_t half = 0; half < 2; half++) {
-                int64_t row = row_of(c, start + p) + half * d;
+        for (int64_t half = 0; half < 2; half++)
+            for (int64_t p = 0; p < pairs; p++) {
+                row = first[p] + half * d;
                 if (row >= 0 && row < c->rows)
                     kernels->snake_row(c->y + row * c->width + at,
-                                       products + half * size + p * PANEL, then->frequency + at,
+                                       products + half * size + p * outs, then->frequency + at,
                                        then->inverse_magnitude + at, outs);
             }
     }
@@ -184,10 +188,15 @@ static int run_unit(const Unit *unit, const Buffers *b, int64_t before, int64_t 
 {
     Convolution c = convolution_of(b, unit, before, rows, width);
     int64_t tasks = (c.pairs + c.pairs_a_task - 1) / c.pairs_a_task * groups_of(width, PANELS);
-    return activate(b, &unit->first, rows, width, (TAPS - 1) * unit->dilation, state) &&
-           run_tasks(b->team, convolve_some, &c, tasks, c.pairs * POINTS * width * width,
-                     POINTS * PAIRS * (row_stride(width) + PANEL)) &&
-           product(b->team, b->x, width, b->other, width, rows, &unit->point, 1);
+    int64_t line = larger(width, WIDEST), lines = (rows * width + line - 1) / line;
+    if (!activate(b, &unit->first, rows, width, (TAPS - 1) * unit->dilation, state))
+        return 0;
+    int done = width < WIDEST
+                   ? product(b->team, b->other, line, b->joined, line, lines, &unit->conv, 0) &&
+                         apply(b, &unit->second, b->other, b->other, rows, width)
+                   : run_tasks(b->team, convolve_some, &c, tasks, c.pairs * POINTS * width * width,
+                               POINTS * PAIRS * (row_stride(width) + PANEL));
+    return done && product(b->team, b->x, line, b->other, line, lines, &unit->point, 1);
 }
 
 /* ---- blocks ---- */
@@ -250,11 +259,15 @@ static int allocate(Buffers *b, const Wave *wave, int64_t inputs)
             rows *= block->rate, width = block->out;
         }
         x = larger(x, rows * width);
-        for (int u = 0; u < UNITS; u++)
-            joined = larger(joined, (rows + (TAPS - 1) * block->units[u].dilation) * width);
+        for (int u = 0; u < UNITS; u++) { /* `spread` reads up to a dilation before and after joined */
+            int64_t dilation = block->units[u].dilation;
+            x = larger(x, dilation * width);
+            joined = larger(joined, (rows + TAPS * dilation) * width);
+        }
     }
+    x += WIDEST; /* of the last line */
     int64_t other = larger(x, (TAPS - 1 + rows) * WIDEST);
-    joined = larger(joined, (TAPS - 1 + rows) * width);
+    joined = larger(joined, (TAPS - 1 + rows) * width) + WIDEST;
     b->x = calloc((size_t)(x + joined + other), sizeof(float));
     b->joined = b->x + x;
     b->other = b->joined + joined;
