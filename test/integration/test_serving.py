@@ -6,13 +6,17 @@ import io
 import json
 import re
 import wave
+from collections import Counter
 from typing import Any
 
 import openai
 import pytest
 import soundfile
+import torch
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from scipy.stats import chisquare
+from transformers.generation import logits_process
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import LateError
@@ -81,6 +85,28 @@ def test_log_probabilities_are_the_results(omni, client) -> None:
     assert streamed == told.content
     del asked["logprobs"], asked["top_logprobs"]
     assert client.chat.completions.create(**asked).choices[0].logprobs is None
+
+
+def test_first_tokens_of_seeds_are_distributed_as_transformers(server) -> None:
+    """600 of them: chi-square over the probabilities of transformers' warpers."""
+    limits = {"temperature": 1.3, "top_k": 12, "top_p": 0.9}
+    asked = {**ASKED, **limits, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+    counts: Counter[str] = Counter()
+    with HttpClient(url_of(server)) as http:
+        for seed in range(600):
+            answer = http.ask("/v1/chat/completions", {**asked, "seed": seed}).json()
+            (told,) = answer["choices"][0]["logprobs"]["content"]
+            counts[str(told["bytes"])] += 1
+    likeliest = {str(other["bytes"]): other["logprob"] for other in told["top_logprobs"]}
+    scores, none = torch.tensor([list(likeliest.values())]), torch.zeros(1, 0).long()
+    for name, limit in (("Temperature", 1.3), ("TopK", 12), ("TopP", 0.9)):
+        scores = getattr(logits_process, f"{name}LogitsWarper")(limit)(none, scores)
+    kept = scores.double().softmax(-1)[0]
+    expected = {name: 600 * float(p) for name, p in zip(likeliest, kept, strict=True) if p > 0}
+    assert (
+        counts.keys() == expected.keys() and 5 < len(expected) < 12 and min(expected.values()) > 5
+    )
+    assert chisquare([counts[name] for name in expected], list(expected.values())).pvalue > 1e-3
 
 
 def test_pieces_have_the_usage_so_far_where_it_is_asked_for(client) -> None:
@@ -160,42 +186,25 @@ def test_eight_clients_at_once_get_what_each_gets_alone(omni, server) -> None:
         same_sound(sound, result.audio)
 
 
+def asked_about(part: Any) -> Any:
+    content = [part, {"type": "text", "text": "What is it?"}]
+    return {**ASKED, "messages": [{"role": "user", "content": content}]}
+
+
 def test_media_are_the_same_as_in_the_api(omni, client) -> None:
     wav, video = QUESTION_WAV.read_bytes(), make_video(audio="aac")
     picture = io.BytesIO()
     noise_image(64, 96).save(picture, "PNG")
-    sent: list[tuple[Any, Any]] = [
-        (
-            {
-                "type": "input_audio",
-                "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"},
-            },
-            {"type": "audio", "audio": wav},
-        ),
-        (
-            {"type": "audio_url", "audio_url": {"url": data_url("audio/wav", wav)}},
-            {"type": "audio", "audio": wav},
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": data_url("image/png", picture.getvalue())}},
-            {"type": "image", "image": picture.getvalue()},
-        ),
-        (
-            {"type": "video_url", "video_url": {"url": data_url("video/mp4", video)}},
-            {"type": "video", "video": video},
-        ),
-    ]
-    text = {"type": "text", "text": "What is it?"}
-    for part, item in sent:
-        answer = client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": [part, text]}],
-            seed=3,
-            max_completion_tokens=8,
-        )
-        result = omni.generate_text(
-            [{"role": "user", "content": [item, text]}], seed=3, thinker_max_new_tokens=8
-        )
+    image, spoken = picture.getvalue(), base64.b64encode(wav).decode()
+    for name, value, kind, content in (
+        ("input_audio", {"data": spoken, "format": "wav"}, "audio", wav),
+        ("audio_url", {"url": data_url("audio/wav", wav)}, "audio", wav),
+        ("image_url", {"url": data_url("image/png", image)}, "image", image),
+        ("video_url", {"url": data_url("video/mp4", video)}, "video", video),
+    ):
+        part, item = {"type": name, name: value}, {"type": kind, kind: content}
+        answer = client.chat.completions.create(**asked_about(part), max_completion_tokens=8)
+        result = omni.generate_text(asked_about(item)["messages"], seed=3, thinker_max_new_tokens=8)
         assert answer.choices[0].message.content == result.text, part["type"]
         assert answer.usage and answer.usage.prompt_tokens_details
         details = answer.usage.prompt_tokens_details
@@ -215,7 +224,6 @@ def pictures(count: int, height: int, width: int) -> list[bytes]:
 
 
 def test_a_video_of_pictures_is_the_apis_of_frames(omni, client) -> None:
-    text = {"type": "text", "text": "What is it?"}
     for count, height, width, fields in (
         (4, 64, 96, {}),
         (5, 200, 120, {"fps": 1.0, "max_pixels": 64 * 96, "min_pixels": 1024}),
@@ -224,16 +232,10 @@ def test_a_video_of_pictures_is_the_apis_of_frames(omni, client) -> None:
         files = pictures(count, height, width)
         urls = [data_url("image/png", file) for file in files]
         part: Any = {"type": "video", "video": urls, **fields}
-        answer = client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": [part, text]}],
-            seed=3,
-            max_completion_tokens=8,
-        )
+        answer = client.chat.completions.create(**asked_about(part), max_completion_tokens=8)
         item = {"type": "video", "video": files, "fps": 2.0, **fields}
-        result = omni.generate_text(
-            [{"role": "user", "content": [item, text]}], seed=3, thinker_max_new_tokens=8
-        )
+        asked = asked_about(item)["messages"]
+        result = omni.generate_text(asked, seed=3, thinker_max_new_tokens=8)
         assert answer.choices[0].message.content == result.text, count
         assert answer.usage.prompt_tokens == result.timings.prompt_tokens, count
 
@@ -303,12 +305,8 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni, client) -> None:
     talker = {"temperature": 0.9, "top_k": 50, "max_tokens": 20, "detokenize": False}
     extra = {"sampling_params_list": [sampling, talker, {"temperature": 0.0}]}
     extra["mm_processor_kwargs"] = {"use_audio_in_video": False}  # type: ignore[assignment]
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": HELLO,
-        "modalities": ["text", "audio"],
-        "extra_body": extra,
-    }
+    asked: Any = {"model": MODEL, "messages": HELLO, "modalities": ["text", "audio"]}
+    asked["extra_body"] = extra
     sampling = {"thinker_temperature": 0.4, "thinker_top_p": 0.9, "thinker_top_k": 1}
     sampling["thinker_repetition_penalty"] = 1.05
     result = expected(omni, speaker="Ethan", **sampling)

@@ -95,10 +95,8 @@ def test_every_kind_runs_prompts_and_steps(
     pieces = steps.prefill(2, 5, rows[5:], positions[:, 5:])
     assert_equal(pieces[0], got[0])
     inputs, slots, lengths = inputs_of(m.c, which, 3), [3, 0, 1], [5, 30, 21]
-    expected_cache.keys[:, 1], expected_cache.values[:, 1] = (
-        m.cache.keys[:, 1],
-        m.cache.values[:, 1],
-    )
+    expected_cache.keys[:, 1] = m.cache.keys[:, 1]
+    expected_cache.values[:, 1] = m.cache.values[:, 1]
     at = [1.0, 2.0, 3.0]
     slot_cache = SlotCache(expected_cache, torch.tensor(slots), torch.tensor(lengths))
     torch.testing.assert_close(
