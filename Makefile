@@ -55,7 +55,7 @@ WHEELS_VENV := .venv-wheels
 OPENVINO_VENV := .venv-openvino
 SITE_VENV := .venv-site
 CLIENTS ?= openai openai-agents openai-node openai-agents-node livekit pipecat ai-node pydantic-ai \
-    langchain langchain-node llm litellm strands dashscope guidellm evalscope
+    langchain langchain-node llm litellm strands dashscope guidellm evalscope outlines
 CLIENT_VENVS = $(addprefix .venv-clients-,$(CLIENTS))
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native

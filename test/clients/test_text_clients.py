@@ -107,3 +107,10 @@ def test_a_dialogue_of_a_load_test_without_tools(way, server) -> None:
 )
 def test_a_dialogue_by_responses_over_a_websocket(name, program, server) -> None:
     assert made_by(name, program, url_of(server)) == {"answers": ["six", "eight"]}
+
+
+@pytest.mark.parametrize("way", ("vllm", "sglang"))
+def test_texts_of_given_forms(way, server) -> None:
+    made = made_by("outlines", "outlines_types", url_of(server), way)
+    assert made["choice"] in ("red", "blue") and made["number"].lstrip("+-").isdigit()
+    assert len(made["match"]) == 3 and set(made["match"]) <= set("abc")
