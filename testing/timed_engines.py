@@ -159,6 +159,7 @@ class TimedTalker(_Timed):
         self._seen: dict[int, int] = {}
         self._frames: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
+        self._next: dict[int, int | None] = {}  # token of a slot's next step, as `predict` was told
 
     def prefill_chunk(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         rows = len(prompt.token_ids) - start
@@ -177,6 +178,7 @@ class TimedTalker(_Timed):
         self._take("talker.prepare", (slot,), rows, _at(self._times.talker_prepare_s, rows))
         self._fill(slot, prompt.token_ids, start)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
+        self._next.pop(slot, None)
         self._rows[slot] = rows
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
@@ -188,6 +190,7 @@ class TimedTalker(_Timed):
         number = len(self._frames[slots[0]])
         self._take("talker.step", slots, len(slots), _at(self._times.talker_step_s, number))
         for slot, token_id in zip(slots, token_ids, strict=True):
+            assert self._next.get(slot) in (None, token_id), "another row than was told"
             self._seen[slot] = seen_after(self._seen[slot], self._frames[slot][-1], token_id)
         return self._logits(slots)
 
@@ -196,8 +199,9 @@ class TimedTalker(_Timed):
     ) -> Tensor:
         self._take("talker.predict", slots, len(slots), self._times.predict_s)
         frames = [frame_of(self._seen[s], c) for s, c in zip(slots, code0, strict=True)]
-        for slot, frame in zip(slots, frames, strict=True):
+        for slot, frame, how in zip(slots, frames, sampling, strict=True):
             self._frames[slot].append(int(frame[-1]))
+            self._next[slot] = how.token_id
         return torch.stack(frames)
 
     def _logits(self, slots: Sequence[int]) -> Tensor:

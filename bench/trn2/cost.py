@@ -68,6 +68,12 @@ def floor_s(flops: float, nbytes: float, lnc: int = 2) -> float:
     return max(flops / FLOPS_PER_S, nbytes / BYTES_PER_S) * cores
 
 
+def host_s(bound: str, inputs: int, copies: int, starts: int = 1) -> float:
+    """Return the host's part of the graphs that it starts before it waits; see Cost.expected_s."""
+    copies_s = copies * UNPUBLISHED[bound].copy_s
+    return max(AWAITED_CALL_S, starts * CALL_START_S + inputs * INPUT_S + copies_s)
+
+
 def run_share(run: int) -> float:
     """Return the share of the bandwidth at which runs of `run` bytes are moved.
 
@@ -200,13 +206,12 @@ class Cost:
         """
         unpublished = UNPUBLISHED[bound]
         nbytes = self.weight_bytes + self.state_bytes + self.moved_bytes
-        host_s = CALL_START_S + self.inputs * INPUT_S + self.copies * unpublished.copy_s
         return (
             floor_s(self.flops / unpublished.efficiency, nbytes, lnc)
             + self.chain * PRODUCT_S
             + self.sums * SUM_S
             + self.sum_bytes / SUM_BYTES_PER_S
-            + max(AWAITED_CALL_S, host_s)
+            + host_s(bound, self.inputs, self.copies)
             + (unpublished.barrier_s if tp * lnc > CHIP_CORES else 0.0)
         )
 

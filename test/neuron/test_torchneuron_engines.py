@@ -72,7 +72,7 @@ def called() -> Iterator[set[str]]:
     run = ModelRanks._run
 
     def watched(ranks: ModelRanks, name: str, label: str, *given: Any) -> Any:
-        labels.add(label)
+        labels.add(label if len(given) == 1 else f"{label}, then {given[1].label}")
         return run(ranks, name, label, *given)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -253,6 +253,7 @@ def test_replies_so_far_have_called_every_graph(
         pytest.skip(OTHER_CODES)
     labels = {graph.label for graph in all_graphs(spec.config, spec.plan)}
     assert labels - called == {"text_projection[rows=32]"}, "a load fills a table with it"
+    assert any(", then talker_decode" in label for label in called), "frames in one call"
 
 
 def test_the_graphs_use_the_listed_operations_alone(tree: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.sampling import NOT_FINITE
+from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines import NeuronPredictor, NeuronVocoder
 from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
@@ -155,35 +157,44 @@ def test_a_call_renews_the_state_that_it_is_given(
             expected = graph.module(share.owner)(*given, *before[number])
         outputs = compiled(named, states[number])
         before[number] = expected[len(graph.outputs) :]
-        torch.testing.assert_close(outputs, expected[: len(graph.outputs)], atol=2e-5, rtol=0)
+        said = tuple(map(to_device_type, expected[: len(graph.outputs)]))
+        torch.testing.assert_close(outputs, said, atol=2e-5, rtol=0)
         for ours, theirs in zip(states, before, strict=True):
             torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
     assert len(compilations) == 1
 
 
-@pytest.mark.parametrize("name", ["talker_decode", "code_predictor", "code2wav"])
+@pytest.mark.parametrize("names", [["code2wav"], ["code_predictor", "talker_decode"]])
 def test_a_call_copies_one_buffer_to_the_device_and_one_back(
-    config: OmniConfig, monkeypatch: pytest.MonkeyPatch, name: str
+    config: OmniConfig, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    graph = next(graph for graph in all_graphs(config, LEAN_PLAN) if graph.name == name)
-    share = PartShare(part_spec(config, LEAN_PLAN, graph.part), Alone())
-    share.allocate()
-    outside = OutsideGraphs()
+    """Also a frame's, whose two graphs run one after the other."""
+    graphs = {graph.name: graph for graph in all_graphs(config, LEAN_PLAN)}
+    outside, calls = OutsideGraphs(), []
     monkeypatch.setattr(graph_module, "compile_module", outside.compiler(run_eagerly))
     with outside:
-        compiled = CompiledGraph(graph, share.owner, Weights(share.owner, DEVICE), DEVICE)
-        state = [torch.empty(s.shape, dtype=s.dtype, device=DEVICE) for s in graph.state]
+        for graph in map(graphs.__getitem__, names):
+            share = PartShare(part_spec(config, LEAN_PLAN, graph.part), Alone())
+            share.allocate()
+            state = tuple(torch.empty(s.shape, dtype=s.dtype, device=DEVICE) for s in graph.state)
+            weights = Weights(share.owner, DEVICE)
+            calls.append((CompiledGraph(graph, share.owner, weights, DEVICE), state))
+        (first, state), *then = calls
         before = outside.counts.copy()
-        compiled({s.name: to_device_type(s.idle_input()) for s in graph.inputs}, state)
+        given = {s.name: to_device_type(s.idle_input()) for s in graphs[names[0]].inputs}
+        first(given, state, *then)
     assert outside.counts - before == {"copy_": 1, "_to_copy": 1}
 
 
+TWO_WINDOWS = replace(TINY_PLAN, prompt_buckets=(12,), batches=(3,), chunk_frames=(4,))
+
+
 def loaded(
-    config: OmniConfig, checkpoint: Path, folder: Path, part: str
+    config: OmniConfig, checkpoint: Path, folder: Path, part: str, plan: CompilePlan = TWO_WINDOWS
 ) -> tuple[PartGraphs, LoadedPart]:
     """Load a part with two windows, and two recent rows a slot, in this process."""
-    plan = replace(TINY_PLAN, prompt_buckets=(12,), batches=(3,), chunk_frames=(4,))
     spec = part_spec(config, plan, part)
+    folder.mkdir(parents=True, exist_ok=True)
     write_part_shards(spec, Checkpoint(checkpoint), folder)
     graphs = PartGraphs(spec, CPU, folder)
     return graphs, LoadedPart(spec.graphs, graphs.run)
@@ -264,6 +275,71 @@ def test_codes_are_marked_in_the_slot_whose_logits_are_not_finite(
     (expected, sums), (codes, others) = frames
     assert codes.tolist() == [*expected[:2].tolist(), [6, NOT_FINITE, NOT_FINITE]]
     assert torch.equal(others, sums)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_frame_and_a_step_in_one_call_are_those_of_two(
+    config: OmniConfig,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+) -> None:
+    """Bit for bit: slots in any order, flushes, a slot that begins anew, and one of NaN."""
+    monkeypatch.setattr(graph_module, "compile_module", run_eagerly)
+    plan = replace(TINY_PLAN, prompt_buckets=(12,), dtype=dtype)
+    talkers = [talker_of(config, checkpoint, tmp_path / name, plan) for name in ("one", "two")]
+
+    def fill(slot: int, rows: int) -> None:
+        for talker in talkers:
+            given = talker.text_rows(torch.arange(rows) + slot)
+            talker._fill(slot, given, torch.arange(rows).repeat(3, 1), 0)
+
+    for slot, rows in enumerate((9, 12, 5)):
+        fill(slot, rows)
+    turns = [[2, 0, 1], [0], [1, 2], [1, 0], [0, 1, 2], [2, 0], [1, 0, 2]]
+    for turn, slots in enumerate(turns):
+        ids = [19 if (turn, slot) == (4, 1) else slot for slot in slots]
+        how = [PredictorSampling(100 * turn + slot, 50, 0.9) for slot in slots]
+        told = [replace(one, token_id=i) for one, i in zip(how, ids, strict=True)]
+        joined, apart = (
+            t.predict(slots, ids, h) for t, h in zip(talkers, (told, how), strict=True)
+        )
+        assert torch.equal(joined, apart)
+        right = talkers[1].step(slots, ids)
+        if turn in (3, 5):
+            fill(slots.pop(), 4)
+        left = talkers[0].step(slots, ids[: len(slots)])
+        assert torch.equal(left.nan_to_num(9), right.nan_to_num(9)[: len(slots)])
+        assert talkers[0]._decoder._lengths == talkers[1]._decoder._lengths
+        if turn == 4:
+            assert left.isfinite().all(1).tolist() == [True, False, True]
+            fill(1, 6)
+
+
+def talker_of(
+    config: OmniConfig, checkpoint: Path, folder: Path, plan: CompilePlan
+) -> TalkerEngine:
+    """A talker over its part and the code predictor's, in this process."""
+    graphs = {
+        name: loaded(config, checkpoint, folder / name, name, plan)[0]
+        for name in ("talker", "code_predictor")
+    }
+
+    def run(name: str, label: str, inputs: Any, then: Graph | None = None) -> Any:
+        following = [graphs[then.part].graph(then.label)] if then else []
+        return graphs[name].run(label, inputs, *following)
+
+    talker, predictor = (
+        LoadedPart(part_spec(config, plan, name).graphs, partial(run, name))
+        for name in ("talker", "code_predictor")
+    )
+    width = decoder_config(config, "talker").hidden_size
+    table = torch.randn(20, width, generator=seeded(3)).to(getattr(torch, plan.dtype))
+    table[19] = float("nan")
+    slots = GraphSlots(talker, "talker")
+    codes = NeuronPredictor(predictor, 64, slots.step_ahead, lambda ids: table[ids])
+    return TalkerEngine(config, slots, codes, table, lambda ids: table[ids], lambda x: x, 0)
 
 
 def compiled_like(function: Callable[..., Any], *inputs: Tensor) -> None:

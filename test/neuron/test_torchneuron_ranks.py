@@ -188,7 +188,7 @@ def test_replies_are_transformers_at_every_degree_of_a_part(
     checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     tp: str, placement: str, files: list[int], cores: str,
 ) -> None:  # fmt: skip
-    """A part of degree 1 is at the first rank of its stage, which alone is called."""
+    """A part of degree 1 is at its stage's first rank; the code predictor at the talker's."""
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
         monkeypatch.delenv(name)

@@ -96,7 +96,8 @@ class Slot:
         graph = decode_graph(self._config, self._part, 1, POSITIONS, PLAN)
         counts = (torch.tensor([n]) for n in (self.held, self.length - self.held, self.slot))
         self.length += 1
-        return self._call(graph, [row, torch.tensor([position]), *counts])[0]
+        codes = (spec.idle_input() for spec in graph.inputs[:-5])
+        return self._call(graph, [*codes, row, torch.tensor([position]), *counts])[0]
 
     def flush(self, target: int | None = None) -> None:
         """Move the recent rows. With a target, copy the slot, and go on there."""

@@ -216,14 +216,15 @@ def test_prefill_and_steps_are_those_of_the_cpu(
         one = SlotCache(cache.window(length + 1), torch.tensor([0]), at)
         wanted = getattr(models, part).decode(row, at.float(), one)
         wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        codes = (spec.idle_input() for spec in step.inputs[:-5])
         given = step.module(model)(
-            torch.cat((row, row, row)), torch.full((3,), float(length)), held,
-            torch.tensor([-1, -1, count]), *state,
+            *codes, torch.cat((row, row, row)), torch.full((3,), float(length)), held,
+            torch.tensor([-1, -1, count]), torch.arange(3), *state,
         )  # fmt: skip
         for value, correct in zip(given, wanted, strict=False):
             torch.testing.assert_close(value[2:], correct, **CLOSE)
             assert value.isfinite().all(), "an idle row is a number"
-        kept, state = state, list(given[len(wanted) :])
+        kept, state = state, list(given[len(step.outputs) :])
         for old, new in zip(kept, state, strict=True):
             torch.testing.assert_close(new[:2], old[:2], **EXACT)
     written = state_of(tuple(state[1:]))
@@ -396,16 +397,17 @@ def test_attending_and_sampling_by_sums_gives_the_same_codes(graphs, static, mod
     graph = graphs["code_predictor[slots=3,top_k=50]"]
     module = graph.module(static.code_predictor)
     for seed in range(80):
-        *inputs, top_k = graph.example(seed)
-        top_k = top_k.clamp(min=1)
+        *inputs, top_k = graph.example(seed)[:5]
+        top_k, step = top_k.clamp(min=1), graph.example(seed)[5:]
         if seed % 4 == 0:
             top_k[:2] = torch.tensor([1, TINY_PLAN.predictor_top_k])
-        codes, feedback = module(*inputs, top_k)
+        codes, feedback, *rest = module(*inputs, top_k, *step)
+        assert all(map(torch.equal, rest, step[1:]))
         for row, k in enumerate(top_k.tolist()):
             alone = [tensor[row : row + 1] for tensor in inputs]
             expected, sums = models.code_predictor(*alone, top_k=k)
             torch.testing.assert_close(codes[row : row + 1], expected, **EXACT)
-            torch.testing.assert_close(feedback[row : row + 1], sums, **CLOSE)
+            torch.testing.assert_close(feedback[row : row + 1] - step[0][row], sums, **CLOSE)
 
 
 def test_idle_inputs_of_every_graph_give_finite_outputs(graphs, static) -> None:

@@ -4,13 +4,14 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from testing.replaying.simulation import take_reply
 from testing.simulation import EOS, Simulation, finish
-from testing.timed_engines import Sizes, Times
+from testing.timed_engines import Sizes, TimedTalker, Times
 
 Simulate = Callable[..., Simulation]
 
@@ -54,6 +55,28 @@ def test_streaming_says_what_one_stage_after_the_other_says(
         simulation.assert_right(result, TOKENS[:tokens], frames)
         assert result.talker_finish_reason == "length"
     simulation.assert_idle()
+
+
+@pytest.mark.parametrize("timing", ["thinker faster", "thinker slower"])
+def test_a_frames_call_is_told_the_next_row_once_sound_is_out(
+    simulate, monkeypatch, timing
+) -> None:
+    """The first chunk waits for no step, and no call for a row."""
+    simulation, told, predict = simulate(TIMINGS[timing]), [], TimedTalker.predict
+
+    def watched(talker, slots, code0, sampling) -> torch.Tensor:
+        told.append((simulation.clock.now(), sampling[0].token_id))
+        return predict(talker, slots, code0, sampling)
+
+    monkeypatch.setattr(TimedTalker, "predict", watched)
+    result = finish(simulation.start(TOKENS, 12, chunk_frames=(2, 4)))
+    simulation.assert_right(result, TOKENS, 12)
+    rows = [*TOKENS, simulation.config.tts_eos_id, *[simulation.config.tts_pad_id] * 12]
+    for number, (at_s, token_id) in enumerate(told):
+        known = timing == "thinker faster" or number >= len(TOKENS)
+        sounds = at_s >= result.timings.ttfb_s
+        assert token_id == (rows[number + 1] if known and sounds else None)
+    assert sum(token_id is not None for _, token_id in told) > 4
 
 
 def test_speech_that_ends_by_itself_stops_there(simulate) -> None:

@@ -20,8 +20,8 @@ _OF_MODEL = {
 class Degrees:
     """Number of cores that share each part's weights.
 
-    A part is on the first cores of its stage: the first core takes part in every call. talker: with
-    projections. encoders: vision and audio.
+    A part is on the first cores of its stage, a code predictor of degree 1 on each of the talker's.
+    talker: with projections. encoders: vision and audio.
     """
 
     thinker: int

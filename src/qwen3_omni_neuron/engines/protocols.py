@@ -77,11 +77,15 @@ class Thinker(Protocol):
 
 @dataclass(frozen=True)
 class PredictorSampling:
-    """Sampling of a frame's codes 1 to 15. noise: see engines.noise.Noise.at; None: greedy."""
+    """Sampling of a frame's codes 1 to 15. noise: see engines.noise.Noise.at; None: greedy.
+
+    token_id: the slot's in the next `step`, which an engine may then compute in the same call.
+    """
 
     noise: int | None
     top_k: int
     top_p: float
+    token_id: int | None = None
 
 
 class Talker(Protocol):

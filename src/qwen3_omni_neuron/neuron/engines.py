@@ -22,6 +22,7 @@ from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows, window_batc
 from qwen3_omni_neuron.model.code_predictor import top_p_limits
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, Code2WavConfig, VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, TensorSpec
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 from qwen3_omni_neuron.prompt.media.pixels import Visual
 
@@ -124,14 +125,32 @@ def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, size - len(x)), value=value)
 
 
+Frame = Callable[[Tensor, Sequence[Tensor], Graph | None], Outputs]
+"""Computes frames: (their rows in the graph, inputs of the talker's step, its graph) -> outputs."""
+
+
+def in_places(specs: Sequence[TensorSpec], given: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Return inputs of a graph with row i of each tensor in row rows[i], and idle rows."""
+    pairs = zip(specs, given, strict=True)
+    return [spec.idle_input().index_copy_(0, rows, x.to(spec.dtype)) for spec, x in pairs]
+
+
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    codes: size of a code's vocabulary.
+    codes: size of a code's vocabulary. step_ahead: GraphSlots.step_ahead of the talker; None: its
+    step is no graph of this package. text_rows: see TalkerEngine.
     """
 
-    def __init__(self, part: LoadedPart, codes: int):
+    def __init__(
+        self,
+        part: LoadedPart,
+        codes: int,
+        step_ahead: Callable[[Sequence[int], Tensor, Frame], Tensor] | None = None,
+        text_rows: Callable[[Tensor], Tensor] = lambda token_ids: token_ids,
+    ):
         self._part, self._codes = part, codes
+        self._step_ahead, self._text_rows = step_ahead, text_rows
         *_, self._graph = graphs_by_size(part, "code_predictor", "slots").values()
         self._most = self._graph.size("top_k")
 
@@ -144,12 +163,23 @@ class NeuronPredictor:
         feedback: Tensor,
     ) -> Tensor:
         """Complete each frame. Raises BucketError for a top_k above the compiled one."""
-        rows = list(slots)
-        noise, top_p, top_k = sampling_arrays(sampling, *self._graph.inputs[2].shape[1:])
+        rows, inputs = list(slots), self._graph.inputs
+        noise, top_p, top_k = sampling_arrays(sampling, *inputs[2].shape[1:])
         limits = torch.tensor([self._limit(k) for k in top_k])
         how = torch.from_numpy(noise), top_p_limits(top_p), limits
-        codes, feedback[rows] = self._run((hidden[rows], torch.tensor(code0), *how))
-        return codes
+        given = hidden[rows], torch.tensor(code0), *how
+
+        def frame(places: Tensor, step: Sequence[Tensor], then: Graph | None = None) -> Outputs:
+            own = in_places(inputs[: len(given)], given, places)
+            return self._part.call(self._graph.label, *own, *step, then=then)
+
+        known = [each.token_id for each in sampling if each.token_id is not None]
+        if self._step_ahead is not None and len(known) == len(rows):
+            return self._step_ahead(slots, self._text_rows(torch.tensor(known)), frame)
+        step = [spec.idle_input() for spec in inputs[len(given) :]]
+        codes, sums, *_ = frame(torch.arange(len(rows)), step)
+        feedback[rows] = sums[: len(rows)].to(feedback.dtype)
+        return codes[: len(rows)]
 
     def _limit(self, top_k: int) -> int:
         limit = min(top_k or self._codes, self._codes)
@@ -160,16 +190,6 @@ class NeuronPredictor:
                 f"{self._most}, or compile it for more."
             )
         return limit
-
-    def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        count, talker_type = len(inputs[0]), inputs[0].dtype
-        padded = [
-            # The hidden state has the talker's type, the graph its arithmetic's.
-            pad_rows(tensor.to(spec.dtype), self._graph.size("slots"), spec.idle)
-            for tensor, spec in zip(inputs, self._graph.inputs, strict=True)
-        ]
-        codes, feedback = self._part.call(self._graph.label, *padded)
-        return codes[:count], feedback[:count].to(talker_type)
 
 
 class NeuronVocoder:
@@ -273,10 +293,12 @@ def talker_engine(
     table, project_text = tables.embedding.weight.detach(), NeuronProjection(text, text.name)
     text_rows = TextRows(table, project_text, config.talker.text.hidden_size, spec.dtype).fill()
     unload(text)
+    decoder, codes = slots(), config.talker.predictor.vocab_size
+    ahead = getattr(decoder, "step_ahead", None)
     return TalkerEngine(
         config,
-        slots(),
-        NeuronPredictor(part("code_predictor"), config.talker.predictor.vocab_size),
+        decoder,
+        NeuronPredictor(part("code_predictor"), codes, ahead, text_rows),
         tables.codec_embedding.weight,
         text_rows,
         NeuronProjection(part("hidden_projection"), "hidden_projection"),

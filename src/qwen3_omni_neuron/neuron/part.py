@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.moe import SCALE
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs, predictor_types, static_config
-from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Mod
     return module, parts[name]
 
 
-Run = Callable[[str, dict[str, Tensor]], Sequence[Tensor]]
-"""(label, inputs by name) -> outputs, in the device's types; missing inputs are zeros."""
+Run = Callable[..., Sequence[Tensor]]
+"""(label, inputs by name, then if given) -> outputs, in the device's types; missing ones: zeros."""
 
 
 class LoadedPart:
@@ -106,10 +106,11 @@ class LoadedPart:
         self.name = next(iter(self.graphs.values())).part
         self._run: Run | None = run
 
-    def call(self, label: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def call(self, label: str, *inputs: Tensor | None, then: Graph | None = None) -> Outputs:
         """Run one graph and update the state. Returns Graph.outputs, on the host.
 
-        inputs: as Graph.inputs; None: zeros. Raises ClosedError.
+        inputs: as Graph.inputs; None: zeros. then: another part's graph, whose inputs the outputs
+        become on the device, and whose own are returned. Raises ClosedError.
         """
         if self._run is None:
             raise ClosedError(f"{self.name} was closed. Load it again.")
@@ -121,10 +122,9 @@ class LoadedPart:
             found = tuple(tensor.shape), tensor.dtype
             assert found == (spec.shape, spec.dtype), f"{label} was called with {spec.name} {found}"
             given[spec.name] = to_device_type(tensor)
-        outputs = self._run(label, given)
-        return tuple(
-            tensor.to(spec.dtype) for spec, tensor in zip(graph.outputs, outputs, strict=True)
-        )
+        outputs = self._run(label, given, then) if then else self._run(label, given)
+        specs = (then or graph).outputs
+        return tuple(tensor.to(spec.dtype) for spec, tensor in zip(specs, outputs, strict=True))
 
     def warm_up(self) -> None:
         """Call every graph once. Changes only decoders' slots, which are filled before use."""

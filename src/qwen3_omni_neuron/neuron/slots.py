@@ -1,6 +1,7 @@
 """KV cache slots of the talker or thinker decoder, over graphs of neuron.graphs.decoders."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -12,9 +13,9 @@ from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.thinker import SlotLengths
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.engines import pad_rows
+from qwen3_omni_neuron.neuron.engines import Frame, in_places, pad_rows
 from qwen3_omni_neuron.neuron.graphs.decoders import prompt_size
-from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.graph import Outputs
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
@@ -38,6 +39,8 @@ class GraphSlots(SlotLengths):
         super().__init__(recent.shape[0])
         self._recent_rows, self._dtype = recent.shape[3], recent.dtype
         self._held = [0] * self.slots  # rows of each slot in the segments
+        # By slot, logits and hidden state of a row that the next step would append.
+        self._ahead: dict[int, tuple[Tensor, Tensor]] = {}
         self.context_length = self._windows[-1]
 
     def prefill(
@@ -62,11 +65,12 @@ class GraphSlots(SlotLengths):
         if start > self._held[slot]:
             self._flush([slot])
         self._begin(slot, start)
+        self._ahead.pop(slot, None)
         self._held[slot] = start
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
         while begin < len(rows):
-            graph = self._prompt_graph(start + begin, len(rows) - begin)
+            graph = self._prompts[prompt_size(self._prompts, start + begin, len(rows) - begin)]
             size = graph.size("rows")
             stop = min(begin + size, len(rows))
             padding = size - (stop - begin)
@@ -108,11 +112,21 @@ class GraphSlots(SlotLengths):
         self._lengths[target] = rows
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row to each slot of the talker."""
-        logits, hidden = self._step(slots, rows.to(self._dtype))
-        return logits, hidden
+        """Append one row to each slot of the talker, where `step_ahead` has not."""
+        if others := [index for index, slot in enumerate(slots) if slot not in self._ahead]:
+            self.step_ahead([slots[index] for index in others], rows[others])
+        logits, hidden = zip(*map(self._ahead.pop, slots), strict=True)
+        return torch.stack(logits), torch.stack(hidden)
 
-    def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
+    def step_ahead(self, slots: Sequence[int], rows: Tensor, frame: Frame | None = None) -> Tensor:
+        """Compute the next `step`, after a frame with text rows. Returns the frame's codes."""
+        logits, hidden, codes = self._step(slots, rows.to(self._dtype), frame)
+        self._ahead |= zip(slots, zip(logits, hidden, strict=True), strict=True)
+        # A row that is not finite is none of the slot's, even if no step asks for it.
+        self._count_step(list(compress(slots, (logits.amax(1) < torch.inf).tolist())))
+        return codes
+
+    def _step(self, slots: Sequence[int], rows: Tensor, frame: Frame | None = None) -> Outputs:
         longest = max(self._lengths[slot] for slot in slots)
         if longest >= self.context_length:
             raise BucketError(
@@ -125,24 +139,17 @@ class GraphSlots(SlotLengths):
         batch = bucket_of(len(slots), self._batches, "slots")
         held = [self._held[slot] for slot in slots]
         graph = self._steps[batch, bucket_of(max(held), self._windows, "positions of a slot")]
-        named = torch.tensor(slots)
-        inputs = [
-            rows,
-            torch.tensor([self._next_positions[slot] for slot in slots]),
-            torch.tensor(held),
-            torch.tensor([self._recent(slot) for slot in slots]),
-        ]
-        if batch == self.slots:  # row i is slot i
-            places = named
+        positions = [self._next_positions[slot] for slot in slots]
+        counts = [self._recent(slot) for slot in slots]
+        inputs = rows, *map(torch.tensor, (positions, held, counts, slots))
+        # Row i is slot i where the graph computes all.
+        places = inputs[-1] if batch == self.slots else torch.arange(len(slots))
+        codes, step = graph.inputs[: -len(inputs)], graph.inputs[-len(inputs) :]
+        padded = in_places(step, inputs, places)
+        if frame is None:
+            outputs = self._part.call(graph.label, *(c.idle_input() for c in codes), *padded)
         else:
-            inputs.append(named)
-            places = torch.arange(len(slots))
-        padded = [
-            torch.full((batch, *x.shape[1:]), spec.idle, dtype=x.dtype).index_copy_(0, places, x)
-            for spec, x in zip(graph.inputs, inputs, strict=True)
-        ]
-        outputs = self._part.call(graph.label, *padded)
-        self._count_step(slots)
+            outputs = frame(places, padded, graph)
         return tuple(output[places] for output in outputs)
 
     def _recent(self, slot: int) -> int:
@@ -166,9 +173,6 @@ class GraphSlots(SlotLengths):
             torch.tensor([target]),
         )
         self._held = [n + count for n, count in zip(self._held, counts, strict=True)]
-
-    def _prompt_graph(self, start: int, rows: int) -> Graph:
-        return self._prompts[prompt_size(self._prompts, start, rows)]
 
 
 class GraphThinkerSlots(GraphSlots):
@@ -202,4 +206,5 @@ class GraphThinkerSlots(GraphSlots):
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """See ThinkerSlots.step_tokens."""
         (logits,) = self._step(slots, torch.tensor(token_ids))
+        self._count_step(slots)
         return logits

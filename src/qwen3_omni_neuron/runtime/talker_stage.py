@@ -65,10 +65,18 @@ class TalkerTask(PromptTask):
         )
 
     def predictor_sampling(self) -> PredictorSampling:
-        """Return the sampling of codes 1 to 15 of the next frame."""
+        """Return the sampling of codes 1 to 15 of the next frame. The lock is held."""
         params, frame = self._predictor, len(self.live.codes)
         noise = self.sampler.noise.at(frame) if params.do_sample else None
-        return PredictorSampling(noise, params.top_k, params.top_p)
+        # A first chunk does not wait for the next step.
+        known = self.speaks and self.live.chunks and self.has_row()
+        return PredictorSampling(noise, params.top_k, params.top_p, self.row if known else None)
+
+    def has_row(self) -> bool:
+        """Return whether the next call's row has arrived, and take it. The lock is held."""
+        if self.row is None and self.live.text.ready:
+            self.row = self.live.text.take()
+        return self.row is not None
 
     @property
     def speaks(self) -> bool:
@@ -106,10 +114,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         speaking = self._in_phase(Phase.STEP)
         stepping = [task for task in speaking if task.has_space]
-        for task in stepping:
-            if task.row is None and task.live.text.ready:
-                task.row = task.live.text.take()
-        stepping = [task for task in stepping if task.row is not None]
+        stepping = [task for task in stepping if task.has_row()]
         lives = [task.live for task in stepping]
         delayed = self._policy.delayed_speech_s(lives, self._clock.now())
         stepping = [task for task in stepping if task.live not in delayed]
@@ -216,8 +221,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
             return
         samplers = [task.sampler for task, _ in speaking]
         sampled = self._sample_ids(samplers, [logits for _, logits in speaking])
-        # By task: code 0, the other codes' sampling, and the end's probability.
-        begun: dict[TalkerTask, tuple[int, PredictorSampling, float]] = {}
+        begun: dict[TalkerTask, tuple[int, float]] = {}  # by task: code 0, the end's probability
         for (task, logits), code in zip(speaking, sampled, strict=True):
             task.phase, task.row, task.finite = Phase.STEP, None, code != NOT_FINITE
             if not task.finite:
@@ -228,18 +232,15 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 with self._lock:
                     self._finish(task, "stop" if ended else "length")
             else:
-                begun[task] = code, task.predictor_sampling(), self._end_probability(task, logits)
+                begun[task] = code, self._end_probability(task, logits)
         if not begun:
             return
 
         def predict(tasks: Sequence[TalkerTask]) -> list[NDArray[np.int64]]:
-            frames = [begun[task] for task in tasks]
-            codes = self._engine.predict(
-                [task.slot for task in tasks],
-                [code0 for code0, _, _ in frames],
-                [sampling for _, sampling, _ in frames],
-            )
-            return list(codes.numpy())
+            with self._lock:
+                sampling = [task.predictor_sampling() for task in tasks]
+            slots, code0 = [task.slot for task in tasks], [begun[task][0] for task in tasks]
+            return list(self._engine.predict(slots, code0, sampling).numpy())
 
         predicted = self._call_engine(list(begun), predict)
         with self._lock:
@@ -253,7 +254,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
-                task.live.end_probabilities.append(begun[task][2])
+                task.live.end_probabilities.append(begun[task][1])
                 self._on_frame(task.live)
 
     def _end_not_finite(self, task: TalkerTask, stage: str, code: int) -> None:

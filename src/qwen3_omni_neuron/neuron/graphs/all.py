@@ -56,7 +56,9 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     yield from _decoder_graphs(config, "talker", plan)
     # For all slots: beside reading the weights, more rows cost next to nothing.
     slots, top_k = plan.max_concurrency, plan.predictor_top_k
-    yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan))
+    step = decode_graph(config, "talker", slots, plan.talker_context_length, plan).inputs
+    step = step if plan.chunked_prefill else ()  # NxDI's decoders are not of this package
+    yield predictor_graph(config.talker, slots, top_k, *predictor_types(plan), step)
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, plan.degree("code2wav"))
     for streams, frames in product(plan.batches, plan.chunk_frames):

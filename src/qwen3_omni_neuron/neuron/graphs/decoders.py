@@ -109,31 +109,32 @@ def decode_graph(
 ) -> Graph:
     """Describe the decode step of `slots` slots, each of which reads `window` positions.
 
-    A row whose count is -1 is idle. If the rows are all slots, none is named. See
-    model.kv_cache.StepState.
+    Its inputs have as many rows as there are slots, the first of which are computed; of the talker
+    they may be the code predictor's outputs, whose codes are passed on. A row whose count is -1 is
+    idle. See model.kv_cache.StepState.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
-    row = TensorSpec("rows", (slots, c.hidden_size), dtype)
+    every = plan.max_concurrency
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
     if part == "thinker":
-        row = TensorSpec("token_ids", (slots,), torch.int64, c.vocab_size)
+        rows = [TensorSpec("token_ids", (every,), torch.int64, c.vocab_size)]
     else:
-        outputs.append(TensorSpec("hidden", (slots, c.hidden_size), dtype))
-    inputs = [
-        row,
-        TensorSpec("positions", (slots,), torch.float32, window),
-        TensorSpec("held", (slots,), torch.int64, window),
-        TensorSpec("counts", (slots,), torch.int64, recent_rows(plan), idle=-1),
-    ]
-    every = plan.max_concurrency
-    if slots != every:
-        inputs.append(TensorSpec("slots", (slots,), torch.int64, every, idle=every))
+        assert config.talker is not None
+        codes = TensorSpec("codes", (every, config.talker.code_groups), torch.int64, c.vocab_size)
+        rows = [codes, TensorSpec("rows", (every, c.hidden_size), dtype)]
+        outputs += [TensorSpec("hidden", (slots, c.hidden_size), dtype), codes]
     return Graph(
         f"{part}_decode",
         {"slots": slots, "window": window},
         part,
-        _decode,
-        tuple(inputs),
+        partial(_decode, slots=slots),
+        (
+            *rows,
+            TensorSpec("positions", (every,), torch.float32, window),
+            TensorSpec("held", (every,), torch.int64, window),
+            TensorSpec("counts", (every,), torch.int64, recent_rows(plan), idle=-1),
+            TensorSpec("slots", (every,), torch.int64, every, idle=every),
+        ),
         tuple(outputs),
         kv_cache_state(config, part, plan, window),
     )
@@ -183,11 +184,14 @@ def _flush(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outp
     return (), (recent, *flushed(tuple(segments), recent, *inputs))
 
 
-def _decode(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+def _decode(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, slots: int
+) -> tuple[Outputs, State]:
     assert isinstance(owner, ThinkerModel | TalkerModel)
-    rows, positions, held, counts, *slots = inputs
+    rows, positions, held, counts, named = (tensor[:slots] for tensor in inputs[-5:])
     recent, *segments = state
-    cache = StepState(recent, tuple(segments), slots[0] if slots else None, held, counts)
+    is_all = slots == len(recent)  # row i is slot i
+    cache = StepState(recent, tuple(segments), None if is_all else named, held, counts)
     outputs = owner.decode(rows, positions, cache)
     state = (cache.new_recent, *segments)
-    return outputs if isinstance(outputs, tuple) else (outputs,), state
+    return (*(outputs if isinstance(outputs, tuple) else (outputs,)), *inputs[:-5]), state

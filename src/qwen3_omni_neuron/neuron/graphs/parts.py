@@ -84,10 +84,12 @@ def predictor_graph(
     top_k: int,
     weights: torch.dtype,
     arithmetic: torch.dtype | None = None,
+    step: tuple[TensorSpec, ...] = (),
 ) -> Graph:
     """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: upper bound of a stream's. weights, arithmetic: dtypes.
+    top_k: upper bound of a stream's. weights, arithmetic: dtypes. step: inputs of the talker's next
+    step, which are the outputs: its codes, its rows with the feedback added, and others as given.
     """
     width = c.predictor.hidden_size
     return Graph(
@@ -101,8 +103,10 @@ def predictor_graph(
             TensorSpec("noise", (slots, c.code_groups - 1, c.predictor.vocab_size), torch.float32),
             TensorSpec("top_p", (slots,), torch.float32, 1, idle=1),
             TensorSpec("top_k", (slots,), torch.int64, top_k + 1, idle=1),
+            *step[1:],
         ),
-        (
+        step
+        or (
             TensorSpec("codes", (slots, c.code_groups), torch.int64),
             TensorSpec("feedback", (slots, width), weights),
         ),
@@ -148,8 +152,11 @@ def vocoder_state(c: Code2WavConfig, kv_heads: int) -> list[tuple[int, ...]]:
 def _predict(
     owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: int
 ) -> tuple[Outputs, State]:
-    hidden, code0, noise, top_p, limits = inputs
-    return owner(hidden, code0, noise, top_p, top_k, limits, by_sums=True), ()
+    hidden, code0, noise, top_p, limits, *step = inputs
+    codes, feedback = owner(hidden, code0, noise, top_p, top_k, limits, by_sums=True)
+    if step:
+        feedback = step[0] + feedback.to(step[0].dtype)
+    return (codes, feedback, *step[1:]), ()
 
 
 def _decode(

@@ -21,6 +21,7 @@ from qwen3_omni_neuron.engines.talker import TalkerEngine
 from qwen3_omni_neuron.engines.thinker import ThinkerEngine
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.engines import NeuronVocoder, talker_engine, thinker_engine
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.slots import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.torchneuron.environment import settings
@@ -129,15 +130,22 @@ class ModelRanks:
         self._delete()
 
     def _load(self, method: str, name: str) -> None:
-        members = self._spec.plan.degree(name)
-        self._group.call(method, name, limit_s=LOAD_TIMEOUT_S, members=members)
+        self._group.call(method, name, limit_s=LOAD_TIMEOUT_S, members=self._members(name))
 
-    def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
+    def _run(
+        self, name: str, label: str, inputs: dict[str, Tensor], then: Graph | None = None
+    ) -> Sequence[Tensor]:
         limit_s = self._hangs_s if name in self._captured else FIRST_CALL_S
+        following = (then.part, then.label) if then else ()
         outputs: Sequence[Tensor] = self._group.call(
-            "run", name, label, inputs, limit_s=limit_s, members=self._spec.plan.degree(name)
+            *("run", name, label, inputs, *following), limit_s=limit_s, members=self._members(name)
         )
         return outputs
+
+    def _members(self, name: str) -> int:
+        # Each of the talker's cores takes the frame, and at degree 1 computes all of it.
+        parts = ("talker", name) if name == "code_predictor" else (name,)
+        return max(map(self._spec.plan.degree, parts))
 
     def _release(self) -> None:
         self._engines -= 1

@@ -18,7 +18,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.neuron.graphs.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.weights import Weights
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type, to_device_type
@@ -26,6 +26,7 @@ from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
 
 BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
+Following = tuple["CompiledGraph", State]
 
 
 class CompiledGraph:
@@ -49,10 +50,11 @@ class CompiledGraph:
         self._weights = weights.tensors
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
 
-    def __call__(self, given: Mapping[str, Tensor], state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, given: Mapping[str, Tensor], state: State, *then: Following) -> Outputs:
         """Run the graph and update the state. Returns the outputs on the host.
 
-        given: inputs by name, in the device's types; missing ones are zeros.
+        given: inputs by name, in the device's types; missing ones are zeros. then: graphs whose
+        inputs the outputs become, without a copy or a wait, and their states.
         """
         given = self._given.join(given)
         # The mode that the graph was captured in.
@@ -63,12 +65,14 @@ class CompiledGraph:
                 elif name not in self._zeros:
                     copy_zeros(buffer)
             self._zeros = self._inputs.keys() - given.keys()
-            tensors = (*self._inputs.values(), *state, *self._weights)
-            if self._compiled is None:
-                self._compiled = compile_module(self._renewing, tensors)
-            outputs = self._compiled(*tensors)
-            copies = [output.to("cpu", copy=True) for output in outputs]
-            return tuple(self._outputs.split(copies).values())
+            buffers: Sequence[Tensor] = tuple(self._inputs.values())
+            for graph, own in ((self, state), *then):
+                tensors = (*buffers, *own, *graph._weights)
+                if graph._compiled is None:
+                    graph._compiled = compile_module(graph._renewing, tensors)
+                buffers = graph._compiled(*tensors)
+            copies = [buffer.to("cpu", copy=True) for buffer in buffers]
+            return tuple(graph._outputs.split(copies).values())
 
 
 PACKED = "packed"
@@ -221,11 +225,11 @@ class PartGraphs:
             graph.label: CompiledGraph(graph, owner, weights, device) for graph in spec.graphs
         }
 
-    def kind(self, label: str) -> object:
-        """Return what graphs of one NEFF have in common."""
-        return self._graphs[label].kind
+    def graph(self, label: str) -> Following:
+        """Return a graph, and its part of the state."""
+        return self._graphs[label], tuple(self._state[: self._taken[label]])
 
-    def run(self, label: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run one graph, as neuron.part.Run does."""
-        state = self._state[: self._taken[label]]
-        return self._graphs[label](inputs, state)
+    def run(self, label: str, inputs: Mapping[str, Tensor], *then: Following) -> Outputs:
+        """Run one graph, as neuron.part.Run does; then: see CompiledGraph."""
+        graph, state = self.graph(label)
+        return graph(inputs, state, *then)

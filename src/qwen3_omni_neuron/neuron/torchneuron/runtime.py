@@ -3,7 +3,7 @@
 Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from qwen3_omni_neuron.compilation.plan import MODEL_OF_PART, MODEL_PARTS, MODEL
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.neuron.graphs.all import graph_records
+from qwen3_omni_neuron.neuron.graphs.graph import Outputs
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
@@ -27,7 +28,7 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
     set_before_import,
     settings,
 )
-from qwen3_omni_neuron.neuron.torchneuron.graph import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.graph import Following, PartGraphs
 from qwen3_omni_neuron.neuron.versions import require_torchneuron
 
 
@@ -121,16 +122,19 @@ class Rank:
             part_spec(self._spec.config, self._spec.plan, name),
             self._device,
             folder / name,
-            self._membership.rank,
+            self._membership.rank % self._spec.plan.degree(name),
         )
 
     def settle(self, name: str) -> None:
         """Raise ArtifactError if a part's graph was compiled again."""
         self._caches.check(name)
 
-    def run(self, name: str, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Run a part's graph. Returns the outputs, at rank 0 only."""
-        outputs = self._parts[name].run(label, inputs)
+    def run(self, name: str, label: str, inputs: Mapping[str, Tensor], *then: str) -> Outputs:
+        """Run a part's graph, then another's, by part and label. Returns rank 0's outputs."""
+        following = list[Following]()
+        if then and then[0] in self._parts:  # else it has fewer ranks
+            following.append(self._parts[then[0]].graph(then[1]))
+        outputs = self._parts[name].run(label, inputs, *following)
         return outputs if self._membership.rank == 0 else ()
 
     def unload(self, name: str) -> None:
@@ -164,11 +168,11 @@ def fill_folder(
         runtime.synchronise()  # so that the copies' NEFFs don't count for the first graph
         for graph in spec.graphs:
             inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
-            before = _neffs(folder)
+            before, kind = _neffs(folder), part.graph(graph.label)[0].kind
             try:
                 part.run(graph.label, inputs)
                 runtime.synchronise()  # a call may return before its compile is done
-                if _neffs(folder) == before and part.kind(graph.label) not in compiled:
+                if _neffs(folder) == before and kind not in compiled:
                     raise CompileError("its call left no NEFF")
             except Exception as error:
                 raise CompileError(
@@ -177,7 +181,7 @@ def fill_folder(
                     # neuronx-cc's error F137
                     f"{plan.if_killed if 'killed' in str(error) else ''}"
                 ) from error
-            compiled.add(part.kind(graph.label))
+            compiled.add(kind)
     return graph_records(config, plan, model)
 
 
