@@ -260,7 +260,7 @@ def test_links_lead_somewhere(document) -> None:
 def test_readme_is_short_and_its_first_commands_are_make_targets() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
     found = [words[1] for words, _ in commands("README.md") if words[0] == "make"]
-    assert found == ["demo", "serve"]
+    assert found == ["demo", "test", "serve"]
 
 
 def test_the_versions_that_they_name_are_the_pinned_ones() -> None:
