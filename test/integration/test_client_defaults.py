@@ -119,7 +119,6 @@ def test_a_clients_first_session_of_type_transcription_is_taken(omni, server) ->
 def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openais_names(
     omni,
 ) -> None:
-    """An alias precedes OpenAI's names, and may be any name; the checkpoint's own come first."""
     aliases = "marin=Aiden", "Robot = ethan"
     with serving(omni, voice_aliases=aliases) as server, calling(server) as caller:
         for asked, speaks in (

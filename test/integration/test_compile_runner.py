@@ -189,7 +189,6 @@ def test_another_plan_recompiles_the_models_it_changes(plan, tree) -> None:
 
 
 def test_another_checkpoint_recompiles_everything(plan, tree, tmp_path) -> None:
-    """One that differs in one value of one tensor; a copy elsewhere is the same one."""
     model = Path(shutil.copytree(plan.model, tmp_path / "copy"))
     assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == ()
     shard = model / "model-00002-of-00004.safetensors"

@@ -88,7 +88,6 @@ def test_pictures_of_every_grid_are_encoded_as_the_references(
 
 @torch.no_grad()
 def test_nothing_in_the_padding_of_a_frame_matters(checkpoint, models) -> None:
-    """A bucket of patches gives what no bucket gives, whatever lies behind the real ones."""
     pictures = [random_visual(checkpoint, grid) for grid in ((3, 4, 6), (1, 4, 4))]
     exact = CpuVision(models.vision_encoder).encode(pictures)
     for buckets in [(16, 24), (28,), (16, 64)]:
@@ -171,7 +170,6 @@ def test_the_thinkers_logits_and_hidden_states_are_the_references(
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_reply_to_media_is_the_references(omni, reference, name) -> None:
-    """Text, codes and audio, greedily."""
     case = CASES[name]
     skip_what_the_reference_cannot(
         omni.prompt_builder.prompt(case.messages, case.use_audio_in_video)

@@ -56,7 +56,6 @@ def test_thinker_prefill_and_accept_layer(models, config, reference) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("axes", ["apart", "alike"])
 def test_thinker_positions_over_three_axes(models, config, reference, axes) -> None:
-    """Interleaved MRoPE: positions that differ between time, height and width."""
     ids = random_ids(24)
     time = torch.arange(24)
     positions = torch.stack((time, time // 4, time % 5)) if axes == "apart" else time.expand(3, -1)
@@ -144,7 +143,6 @@ def test_clips_of_any_length_are_encoded_as_the_references(
 
 @torch.no_grad()
 def test_audio_padding_does_not_matter(models, config) -> None:
-    """Garbage after a clip's last token changes nothing that is kept."""
     (batch,) = window_batches([torch.randn(128, 300)], config.thinker.audio, 8)
     clean = encoded(models, [batch])
     batch.mel[:, :, 300:] = 1e4
@@ -153,7 +151,6 @@ def test_audio_padding_does_not_matter(models, config) -> None:
 
 @torch.no_grad()
 def test_talker_prefill_and_decode(models, config, reference) -> None:
-    """Logits of code 0 and the post-norm hidden state, by prefill and step by step."""
     rows = torch.randn(14, config.talker.text.hidden_size)
     expected = reference.model.talker.model(
         inputs_embeds=rows[None], position_ids=torch.arange(14).expand(3, 1, -1)
@@ -259,7 +256,6 @@ def test_norm_is_the_references(width) -> None:
 
 @torch.no_grad()
 def test_code_predictor_codes_and_feedback(deep_checkpoint) -> None:
-    """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
     config, reference = read_config(deep_checkpoint), Reference(deep_checkpoint)
     models = load_models(Checkpoint(deep_checkpoint), config, torch.float32)
     hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))

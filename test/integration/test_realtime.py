@@ -138,7 +138,6 @@ def test_items_are_inserted_at_their_place_and_deleted(omni, caller) -> None:
 
 
 def test_truncate_keeps_the_text_of_the_sound_that_was_heard(omni, caller) -> None:
-    """Truncation cuts the history; beyond the end it is an error."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
     caller.write("Hello")
     events = caller.answer()
@@ -265,7 +264,6 @@ def test_calls_of_tools(server, monkeypatch) -> None:
 
 
 def test_a_reply_that_fails_is_a_response_that_says_so(server, monkeypatch) -> None:
-    """Before its first event, and in the middle; the session goes on."""
     real, failures = Session.respond, [BusyError("all slots are in use."), LateError("too late.")]
 
     def respond(session: Session, speak: bool = True, **options: Any) -> Any:

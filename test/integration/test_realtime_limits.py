@@ -184,7 +184,6 @@ def test_half_of_a_surrogate_pair_is_refused_wherever_an_event_has_it(server) ->
 
 
 def test_random_events_leave_their_session_answering(omni, server) -> None:
-    """Events of any kind, order and content, for one session that answers at the end."""
     dice = random.Random(7)
     sound = base64.b64encode(np.zeros(800, "<i2").tobytes()).decode()
     values: list[Any] = [None, 0, -1, 1.5, 2**70, "", "x", "\ud800", [], [[]], {}, True, sound]
@@ -281,7 +280,6 @@ def test_the_number_and_duration_of_sessions_are_limited(omni) -> None:
 
 
 def test_the_bytes_of_a_session_are_limited(omni) -> None:
-    """Sound and items together; what leaves makes room again."""
     with serving(omni, max_realtime_bytes=600_000) as server, calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, **SHORT)
         second = np.zeros(16000, np.float32)  # 192,000 bytes with its features

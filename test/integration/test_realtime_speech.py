@@ -46,7 +46,6 @@ def speaker(speaking) -> Iterator[Server]:
 
 
 def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> None:
-    """Text, samples and usage, and OpenAI's order of events."""
     samples = question()
     with calling(speaker) as caller:
         session = caller.update(audio=PUSH_TO_TALK, seed=5)
@@ -87,7 +86,6 @@ def test_the_recorded_session_is_what_is_sent_today(speaker) -> None:
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma", "audio/pcm"])
 def test_formats_of_telephony_and_24_khz(speaking, speaker, kind) -> None:
-    """The question is heard, and the answer as loud and long as it is."""
     rate = 24000 if kind == "audio/pcm" else 8000
     samples = soxr.resample(question(), RATE, rate)
     coded = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW", "audio/pcm": "PCM_16"}[kind]
@@ -117,7 +115,6 @@ def test_formats_of_telephony_and_24_khz(speaking, speaker, kind) -> None:
 
 
 def test_turns_that_the_server_finds(speaking, speaker) -> None:
-    """Two questions in noise: each is one turn, committed and answered by itself."""
     dice = random.Random(4)
     noise = 0.002 * pink_noise(RATE, dice)
     with calling(speaker) as caller:

@@ -150,7 +150,6 @@ def test_bad_media_are_refused_each_in_its_way(server) -> None:
 
 
 def test_fields_of_parts_change_what_the_model_gets(server) -> None:
-    """Sound that is decoded here and in another process, and an image."""
     picture, flac = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (640, 640)).save(picture, "PNG")
     soundfile.write(flac, [0.0] * 32_000, 16_000, format="FLAC")
@@ -241,7 +240,6 @@ def test_a_refusal_names_the_part_and_its_field(server, index, caplog) -> None:
 
 
 def test_a_misspelt_name_is_refused_with_the_one_that_it_may_mean(server) -> None:
-    """A field at any depth, an option, a voice or a model, of every endpoint with a body."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}
     audio = {"voyce": "Ethan", "format": "wav"}
     for path, change, meant in (

@@ -140,7 +140,6 @@ def test_a_stream_has_every_event_in_its_order() -> None:
 
 
 def test_two_turns_with_a_call_of_a_tool() -> None:
-    """The second turn has the same messages, however the client sends the first."""
     with scripted([f"I add.\n{CALL}"], thinks=False) as (model, client, _):
         asked: Any = {"model": MODEL, "tools": [TOOL], "instructions": "Be brief."}
         first = client.responses.create(**asked, input="What is 1 + 2?")
@@ -407,7 +406,6 @@ def test_an_error_has_a_status_before_the_first_word_and_is_an_event_after_it() 
 
 
 def test_log_probabilities_are_those_of_a_chat(client) -> None:
-    """Whole and in each event, whose types have no bytes; none where they are not asked for."""
     seed = {"seed": 3}
     asked: Any = {"model": MODEL, "temperature": 1.0, "top_logprobs": 2, "extra_body": seed}
     hello: Any = [{"role": "user", "content": "Hello"}]

@@ -87,8 +87,6 @@ TURNS = st.builds(
 
 
 def test_any_session_is_its_messages_given_at_once(omni) -> None:
-    """Random turns, pieces, barge-ins, seconds heard, and appends over a reply that streams."""
-
     @settings(max_examples=examples(40))
     @given(
         st.sampled_from((8000, 16000, 24000, 44100)),

@@ -241,7 +241,6 @@ def test_a_choice_that_can_not_be_made_is_refused(omni) -> None:
 def test_a_call_that_fails_is_an_error_and_nothing_of_it_is_passed_on(
     omni, monkeypatch, script, how
 ) -> None:
-    """In a stream, and in a session, whose history has what was said before the call."""
     options: dict[str, Any] = {"tools": TOOLS, **LIMITS}
     without_llguidance(monkeypatch)
     begun = tokens(omni, 'Hm. <tool_call>\n{"name": "stop"\n</tool_call>')
@@ -278,7 +277,6 @@ BODY = {name: value for name, value in LIMITS.items() if name != "seed"}
     [("required", "tool_calls"), (NAMED, "stop"), (allowed("required"), "tool_calls")],
 )
 def test_a_chat_calls_the_tools_that_its_choice_allows(client, server, choice, reason) -> None:
-    """Whole and streamed, spoken too, and with the letters that the model wrote."""
     asked: Any = {"model": server.settings.model_name, "messages": HELLO, "tools": TOOLS, "seed": 4}
     asked |= {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": BODY}
     (whole,) = client.chat.completions.create(**asked).choices
@@ -328,7 +326,6 @@ WRITTEN = ' "weather", "arguments": {"city": "Köln", "place": ['
 def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
     omni, client, server, script, choice, written
 ) -> None:
-    """Whole and streamed, in chat and in responses, and sent back as it came."""
     said = "Hm. " if choice == "auto" else ""
     begun = tokens(omni, f'{said}<tool_call>\n{{"name":{written}')
     asked: Any = {"model": server.settings.model_name, "tools": TOOLS, "tool_choice": choice}

@@ -130,7 +130,6 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.mark.parametrize("name", ["text", "image-and-audio", "two-clips", "video"])
 def test_a_reply_is_transformers(ours: Qwen3Omni, reference: Reference, name: str) -> None:
-    """Token for token and code for code, in float32, greedy."""
     if name in ("image-and-audio", "video") and Version(transformers.__version__) < Version("5"):
         pytest.skip(OTHER_CODES)
     messages: Any = TEXT if name == "text" else CASES[name].messages

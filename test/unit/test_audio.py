@@ -68,7 +68,6 @@ def test_any_rate_becomes_16_khz(rate) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 8])
 @pytest.mark.diagonal
 def test_a_file_in_blocks_is_the_file_at_once(rate, channels) -> None:
-    """Bit for bit, over several blocks: resampling carries on from one to the next."""
     seconds = 2.2 * BLOCK_NUMBERS / channels / rate
     stored = np.stack([tone(rate, seconds, 100.0 + 50 * i) for i in range(channels)], axis=1)
     assert stored.size > 2 * BLOCK_NUMBERS

@@ -127,7 +127,6 @@ def test_a_tensor_of_another_shape_is_named(copy, config) -> None:
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_one_number_that_is_not_finite_is_named(copy, config, tmp_path, dtype, value) -> None:
-    """In any matrix, norm, table or convolution, at loading and at compiling."""
     for shard in sorted(copy.glob("*.safetensors")):
         tensors = load_file(shard)
         name = max(tensors, key=lambda name: (tensors[name].ndim, name))

@@ -126,7 +126,6 @@ def random_cuts(rows: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.diagonal
 def test_a_prompt_in_pieces_is_the_whole(made, prompts, name) -> None:
-    """Logits, accepted rows, keys and values of all layers, and later steps; in C to the bit."""
     prompt = prompts[name]
     expected = thought(made.thinker, 0, prompt, [0])
     cache = held(made.thinker, 0, len(prompt) + len(TOKENS))

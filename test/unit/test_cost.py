@@ -85,7 +85,6 @@ def test_operations_that_are_lowered_badly_are_named() -> None:
 
 
 def test_an_expected_time_has_all_terms() -> None:
-    """The bytes beside the products, the latencies, the collectives, and the host."""
     cost = Cost(
         0, 1000, 100, sums=2, sum_bytes=30, gathered_bytes=1, transposed_bytes=2, copied_bytes=3,
         spilled_bytes=4, chain=5, inputs=7, scatters=(Scatter(8, torch.bfloat16, 9),),

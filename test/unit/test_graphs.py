@@ -340,7 +340,6 @@ def test_code2wav_graphs_make_streams_in_any_slots(graphs, static, slots) -> Non
 @pytest.mark.parametrize("frames", [1, 2, 4, 8, 25])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_start_is_a_step_over_zeros(models, frames, dtype) -> None:
-    """Samples after the latency, and the state that is left."""
     code2wav = copy.deepcopy(models.code2wav).to(dtype)
     codes, tolerance = codes_of(2, frames), {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
     expected, state = code2wav.start(codes)

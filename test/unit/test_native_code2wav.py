@@ -80,7 +80,6 @@ def stream(native: NativeCode2Wav, codes: Tensor, split: list[int]) -> tuple[Ten
 def test_a_stream_in_pieces_is_one_call_bit_for_bit(
     models: Models, library: Library, split: list[int], threads: int
 ) -> None:
-    """Within and beyond what is computed together, of three streams; and it is the module's."""
     code2wav = models.code2wav
     assert code2wav is not None
     codes = random_codes(73, 3)
@@ -98,7 +97,6 @@ def test_a_stream_in_pieces_is_one_call_bit_for_bit(
 def test_a_batch_is_each_stream_alone_bit_for_bit(
     config: OmniConfig, library: Library, size: str, threads: int
 ) -> None:
-    """Streams that share the threads, and one that has all of them; at positions of their own."""
     code2wav = code2wav_of(config, size)
     native, one = NativeCode2Wav(code2wav, library, threads), NativeCode2Wav(code2wav, library)
     states = [native.start(random_codes(3 + stream, seed=stream))[1] for stream in range(3)]

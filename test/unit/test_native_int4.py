@@ -53,7 +53,6 @@ def int4_linear(out: int, into: int, groups: Groups, seed: int = 0) -> tuple[nn.
 def test_products_of_all_kinds_are_torchs_over_the_weights(
     library: Library, use_kind: Callable[[str], None], groups: Groups, out: int, into: int
 ) -> None:
-    """The same bits on all of them."""
     packed, widened = int4_linear(out, into, groups)
     for rows in (1, 3, 5, 12, 13, 40):
         x, results = torch.randn(rows, into), {}
@@ -83,7 +82,6 @@ def test_a_row_has_the_same_bits_whatever_the_rows_and_threads(
 @torch.no_grad()
 @pytest.mark.parametrize("size", [96, 1536, 4512])
 def test_many_inputs_are_taken_in_whole_groups(library: Library, size: int) -> None:
-    """A row alone has the same bits as among others."""
     packed, widened = int4_linear(33, 4500, Groups(size))
     native, x = NativeLinear(packed, library, 1), torch.randn(20, 4500)
     got = native(x)
@@ -135,7 +133,6 @@ def test_nan_stays_in_its_row(library: Library, rows: int) -> None:
 def test_rounding_in_c_gives_the_bytes_of_rounding_in_torch(
     library: Library, use_kind: Callable[[str], None], kind: str, size: int
 ) -> None:
-    """Also of zeros alone, of the smallest and largest weights, and of ties."""
     use_kind(kind)
     generator = torch.Generator().manual_seed(size)
     matrix = torch.randn(2, 45, 300, generator=generator)

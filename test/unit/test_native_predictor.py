@@ -170,7 +170,6 @@ def test_nan_gives_no_code_and_leaves_the_other_frames_alone(
 def test_a_batch_of_frames_is_each_alone_bit_for_bit(
     config: OmniConfig, library: Library, sizes: dict[str, int], dtype: str
 ) -> None:
-    """By 1, 2 and 4 threads."""
     c = talker_config(config, **sizes)
     packed, _ = packed_and_widened(random_predictor(c), "code_predictor", dtype)
     natives = [CalledPredictor(c, packed, library, threads) for threads in (1, 2, 4)]
@@ -191,7 +190,6 @@ def test_a_batch_of_frames_is_each_alone_bit_for_bit(
 def test_predictors_called_by_two_threads_at_once_give_what_each_gives_alone(
     config: OmniConfig, library: Library
 ) -> None:
-    """Two predictors, and one of them from both threads."""
     c = talker_config(config, layers=3)
     natives = [native_predictor(c, library, seed) for seed in (0, 1)]
     hidden, code0, _ = frames(c, 2)

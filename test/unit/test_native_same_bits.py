@@ -47,7 +47,6 @@ CUTS = [[1], [7], [20], [4, 5, 6], [1, 13, 14, 30], [BLOCK], [BLOCK - 1], [3, BL
 def test_a_prompt_in_pieces_is_the_whole_bit_for_bit(
     config: OmniConfig, library: Library, which: str, stack: str, dtype: str, threads: int
 ) -> None:
-    """At several cuts, within and across the blocks of a long one; so are threads."""
     m = made(config, which, stack, dtype, slots=2, positions=LONG)
     rows, positions = prompt_rows(m.c, LONG)
     expected = m.native(library).prefill(0, 0, rows, positions)
@@ -71,7 +70,6 @@ def test_a_prompt_in_pieces_is_the_whole_bit_for_bit(
 def test_a_prompt_is_its_rows_appended_one_by_one(
     config: OmniConfig, library: Library, stack: str, dtype: str
 ) -> None:
-    """By decode steps, to the bit: a prompt's rows and a step's differ in nothing but the call."""
     m = made(config, "talker", stack, dtype, slots=2)
     rows, _ = prompt_rows(m.c, POSITIONS)
     steps, at = m.native(library), torch.arange(POSITIONS).float()
@@ -113,7 +111,6 @@ def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
 def test_a_linear_layer_is_torchs_whatever_its_rows_and_threads(
     library: Library, dtype: str, rows: int, out: int
 ) -> None:
-    """With a bias; each row alone gives the same bits."""
     layer = nn.Linear(301, out)
     # The talker's own matrices are int8, a projection's are not; none of the talker's has a bias.
     packed, widened = packed_and_widened(layer, "talker", dtype)
@@ -142,7 +139,6 @@ def test_native_linears_take_the_place_of_all(config: OmniConfig, library: Libra
 def test_audio_convolutions_are_the_modules_whatever_is_beside_a_chunk_and_the_threads(
     config: OmniConfig, library: Library, channels: int
 ) -> None:
-    """Odd numbers of mels and times, too, and chunks that are not filled to their end."""
     for mels, times in ((128, 100), (19, 100), (20, 37)):
         c = dataclasses.replace(
             config.thinker.audio, mel_bins=mels, chunk_mel_frames=times, conv_channels=channels

@@ -36,7 +36,6 @@ pytestmark = needs_c
 def test_a_decode_step_is_the_modules(
     config: OmniConfig, library: Library, which: str, stack: str, slots: list[int], dtype: str
 ) -> None:
-    """Outputs and what is left in the cache, with slots at places of their own."""
     m = made(config, which, stack, dtype)
     expected_cache, inputs = copied(m.cache), inputs_of(m.c, which, len(slots))
     lengths = [3 + 11 * slot for slot in slots]
@@ -129,8 +128,6 @@ def test_ids_and_positions_that_do_not_fit_are_refused(
 def test_a_prompt_is_the_modules(
     config: OmniConfig, library: Library, which: str, stack: str, count: int, dtype: str
 ) -> None:
-    """Logits of its last row, the accept layer's or the last hidden state, and its slot; with three
-    axes that disagree."""
     m = made(config, which, stack, dtype)
     rows, positions = prompt_rows(m.c, count)
     own = copied(m.cache).slots(1, 2)

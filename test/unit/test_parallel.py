@@ -141,7 +141,6 @@ def of_heads(state: Tensor, c: Code2WavConfig, heads: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize("part", [*PARTS, INT8])
 @torch.no_grad()
 def test_every_graph_over_ranks_is_the_graph(graphs, double, int8, config, part, tp) -> None:
-    """Outputs and new state, at every rank."""
     plain, ranks = getattr(int8 if part == INT8 else double, part.partition(" ")[0]), Ranks(tp)
     modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
     own_graphs = {g.label: g for g in all_graphs(config, replace(PLAN, tp=Degrees.same(tp)))}

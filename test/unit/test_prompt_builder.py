@@ -132,7 +132,6 @@ def test_prompts_are_the_references(prompt_builder, processor, chat_template, na
 def test_prompts_with_media_are_the_references(
     prompt_builder, processor, chat_template, name
 ) -> None:
-    """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
     case = CASES[name]
     if len(set(case.seconds_per_grid)) > 1:
         pytest.skip("the reference gives all videos of a prompt one frame rate")
