@@ -365,8 +365,7 @@ class Qwen3Omni:
 
         Replies equal the saved session's, token for token and code for code, if this model was
         loaded alike and its options have a seed or sample nothing.
-        Raises StoredSessionError for a file that is unreadable, damaged, or of another checkpoint
-        or format.
+        Raises StoredSessionError for a file that is damaged, or of another checkpoint or format.
         """
         check_not_forked()
         document = read_file(Path(path), STORED_KIND, self.checkpoint_fingerprint)

@@ -404,8 +404,7 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class ToolChoice:
     """Tools that a reply may call.
 
-    functions: descriptions with names. required: the reply must be a call. several: it may have
-    several.
+    functions: descriptions with names. required: one must be called. several: several may be.
     """
 
     functions: tuple[Mapping[str, Any], ...]

@@ -103,8 +103,7 @@ class ReplyStream(SpeechStream):
 class Session:
     """Conversation turn by turn: `append` and `append_audio` the user's words, then `respond`.
 
-    Thread-safe. Close it, or use a `with` block. It uses a slot of the model only while a reply
-    streams.
+    Thread-safe. Close it, or use a `with` block. It uses a slot only while a reply streams.
     """
 
     def __init__(
@@ -194,8 +193,7 @@ class Session:
     def commit(self) -> Turn:
         """Move the user's turn into the history without answering it.
 
-        Raises AudioError for too short a clip, which may continue; MessageError if nothing was
-        appended.
+        Raises AudioError for too short a clip, which may continue; MessageError for an empty one.
         """
         with self._open():
             self._end_clip()

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 DRAWN_FILE = "drawn.json"
 """{"dtype", "seed", "tensors": {name: [shape, mean, deviation, end_row]}}; see `draw`."""
 EOS_SCALE = 0.2
-"""Scale of a head's end-of-reply row: with 1, random replies last about as many tokens as the
-vocabulary has."""
+"""Scale of a head's end-of-reply row; 1: random replies are about as long as the vocabulary."""
 BLOCK_VALUES = 2**24  # drawn at a time: a released table takes 1.2 GB in float32
 
 

@@ -331,8 +331,7 @@ def fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
 def conversation_fingerprint(folder: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """Return a sha256 of all that a stored conversation depends on.
 
-    It covers `fingerprint`, tokenizer, chat template and media settings. Raises CheckpointError,
-    OSError.
+    Covers `fingerprint`, tokenizer, template and media settings. Raises CheckpointError, OSError.
     """
     digest = hashlib.sha256(fingerprint(folder, adapters).encode())
     for path in (folder / name for name in _CONVERSATION_FILES):

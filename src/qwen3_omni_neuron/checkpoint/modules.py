@@ -37,8 +37,7 @@ STAGES = ("thinker", "talker", "vocoder")
 class Models:
     """Modules of model/ by name, None if not requested.
 
-    embedding: the thinker's, from which the talker's text rows are projected. codec_embedding: the
-    talker's.
+    embedding: the thinker's, projected to the talker's text rows. codec_embedding: the talker's.
     """
 
     thinker: ThinkerModel | None = None

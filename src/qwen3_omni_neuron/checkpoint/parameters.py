@@ -47,8 +47,7 @@ def converted(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a part's parameters by name, one at a time, in the order of its pieces.
 
-    dtype: of all parameters, or a function (name, dtype that stores its tensors exactly). Raises
-    CheckpointError.
+    dtype: one, or a function (name, dtype that stores its tensors exactly). Raises CheckpointError.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
@@ -79,8 +78,7 @@ def fitting(parameter: Tensor, piece: Piece, stored: Tensor) -> tuple[Tensor, Te
     region = parameter[piece.region]
     if piece.convert is not None:
         stored = piece.convert(stored)
-    # A norm's weight [head_dim] is copied to every head [heads, head_dim]; others' shapes are
-    # equal.
+    # A norm's weight [head_dim] is copied to every head [heads, head_dim]; other shapes are equal.
     if region.shape[-stored.ndim :] != stored.shape:
         raise CheckpointError(
             f"{piece.name} has shape {list(stored.shape)}; config.json requires "

@@ -54,8 +54,7 @@ class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
     layer: name without an ending. endings: its tensors'. label: for people. bits: of a number.
-    block: rows and inputs that share a scale. scale: safetensors' type of the scales. bytes: of all
-    tensors.
+    block: rows and inputs that share a scale. scale: its safetensors type. bytes: of all tensors.
     """
 
     layer: str

@@ -151,8 +151,7 @@ def check_speaker(model: str, speaker: str | None) -> None:
 def introduce(info: "ModelInfo") -> None:
     """Print the checkpoint's introduction, if any, and how to get the whole model.
 
-    Only on a terminal, and once per text: files in the user's cache folder, named by hashes of the
-    texts, remember them.
+    Only on a terminal, and once per text: the user's cache folder keeps a hash of each text.
     """
     if info.introduction and sys.stderr.isatty():
         name = sha256(info.introduction.encode()).hexdigest()

@@ -116,11 +116,12 @@ def load_engines(target: Target, spec: EngineSpec, options: "LoadOptions") -> "E
     config = spec.config
     speaks = config.talker is not None and config.code2wav is not None
     stages = STAGES if speaks else STAGES[:1]
-    total, placement = threads_of(options.threads), options.placement
+    total, placement = options.threads, options.placement
+    if total is None:
+        total = torch.get_num_threads()
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
-    # torch's threads spin while waiting for each other: more threads than cores cost far more than
-    # they gain.
+    # torch's threads spin while waiting for each other: more threads than cores cost time.
     torch_threads = max(1, total // len(stages))
     request = CoreRequest(placement, stages, options.instance, options.cores)
     environments = target.environments(spec.plan, request)
@@ -148,13 +149,6 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
     if placement == "split":
         return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
     return {stage: (total * part + 1) // 2 for stage, part in parts.items()}
-
-
-def threads_of(given: int | None) -> int:
-    """Return the CPU threads of all stages. given: None: torch's number."""
-    import torch
-
-    return torch.get_num_threads() if given is None else given
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

@@ -177,8 +177,7 @@ def cores_of_stages(tp: Degrees, stages: Iterable[str]) -> dict[str, int]:
 def check_groups(tp: Degrees, stages: Iterable[str]) -> None:
     """Raise OptionError if a part is on several, but not all, of its stage's cores.
 
-    It would sum over a subgroup of ranks, which is unproven on devices. stages: those that share
-    cores.
+    It would sum over a subgroup of ranks, unproven on devices. stages: those that share cores.
     """
     stages = tuple(stages)
     cores = max(cores_of_stages(tp, stages).values())

@@ -26,8 +26,7 @@ def map_pages(tensors: Sequence[Tensor]) -> None:
     """Read a mapped file's tensors in order, and map their pages into this process.
 
     Otherwise pages are read on first use, at half the disk's speed, while a reply waits, and Linux
-    evicts unmapped pages first. Does nothing for more bytes than the memory, or without the system
-    call.
+    evicts unmapped pages first. Does nothing for more bytes than memory, or without the syscall.
     """
     spans = [(t.data_ptr(), t.nbytes) for t in tensors if t.nbytes]
     if not hasattr(mmap, "MADV_HUGEPAGE") or sum(n for _, n in spans) > memory_bytes():

@@ -60,8 +60,7 @@ class Precision:
 
     matrices: type of matrices, convolutions and tables of rows. others: of norms, biases and
     arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
-    matrices of encoders, thinker, talker and code predictor. layers: kind of those in the thinker's
-    layers.
+    matrices of encoders, thinker, talker and code predictor. layers: kind in the thinker's layers.
     """
 
     matrices: torch.dtype

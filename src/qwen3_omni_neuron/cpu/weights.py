@@ -138,8 +138,7 @@ def quantised_dtype(folder: Path, config: OmniConfig, adapters: Sequence[Adapter
     """Return the dtype that keeps a quantised checkpoint's numbers and rounds the others least.
 
     "int4" if all the thinker's 4-bit matrices are kept as published, else "int8", which keeps the
-    same numbers: in 4 bits a merged matrix would lose as much as an adapter adds. Raises
-    CheckpointError.
+    same numbers: 4 bits would lose as much as an adapter adds. Raises CheckpointError.
     """
     _, parts = lay_out(config, ("thinker",))
     quantised = Checkpoint(folder, adapters).quantised

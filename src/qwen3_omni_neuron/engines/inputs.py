@@ -16,8 +16,7 @@ from qwen3_omni_neuron.errors import BucketError
 def rows_of(batch: Tensor) -> list[Tensor]:
     """Return the rows [1, ...] of a batch, as views.
 
-    By numpy if it has the dtype: torch operations release the interpreter lock, for which stages
-    compete.
+    By numpy if it has the dtype: torch releases the interpreter lock, for which stages compete.
     """
     if batch.dtype is torch.bfloat16:
         return list(batch.split(1))

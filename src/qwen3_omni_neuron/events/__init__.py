@@ -86,8 +86,7 @@ class SpeechResult(ShortRepr):
     Finish reasons: "stop" (the model ended), "length" (a limit did), and for the talker "no_speech"
     and "runaway" (see runtime.runaway). seed: repeats the request. logprobs: log-probability of
     each of token_ids, if requested, by the thinker's unmodified logits. top_logprobs: for each, the
-    likeliest ids and log-probabilities. warnings: about prompt files that were used partly or
-    changed.
+    likeliest ids and log-probabilities. warnings: about prompt files used partly or changed.
     """
 
     text: str
@@ -119,8 +118,7 @@ class SpeechResult(ShortRepr):
         """Play the speech: in a notebook with a player on its page, else on this machine.
 
         Returns after playback; in a notebook at once. Needs one of `events.playing.PROGRAMS`.
-        Raises NotInstalledError without one, and OutputError if the loudspeaker can't be used or
-        the reply has no speech.
+        Raises NotInstalledError without one, and OutputError if that fails or there is no speech.
         """
         from qwen3_omni_neuron.events.playing import play
 
@@ -212,8 +210,7 @@ class StageTime:
 class Status:
     """Current work of a loaded model.
 
-    running, queued: numbers of requests. stages: times by stage. fault: why a stage failed, or
-    None.
+    running, queued: numbers of requests. stages: times by stage. fault: why a stage failed.
     """
 
     running: int

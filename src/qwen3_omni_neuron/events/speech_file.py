@@ -25,8 +25,7 @@ SUFFIXES = ", ".join(_FORMATS)
 class SpeechFile:
     """Sound file, renamed from a temporary name when complete.
 
-    The extension selects the format: see SUFFIXES. Use a `with` block; after an error an earlier
-    file is unchanged.
+    The extension selects the format (SUFFIXES). Use `with`: errors leave an earlier file unchanged.
     """
 
     def __init__(self, path: Path, sample_rate: int):

@@ -48,8 +48,7 @@ def serve(
     """Serve until the pool disconnects.
 
     control: descriptor of the connection. setup: descriptor of a file for `prepare`. parent: the
-    pool's process id. niceness: the children's. prepare: loads the children's modules, and returns
-    their function.
+    pool's process id. niceness: the children's. prepare: loads modules, and returns their function.
     """
     take_signals()
     # A service manager sends SIGTERM to every process while the server still finishes requests.

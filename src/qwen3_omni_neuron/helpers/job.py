@@ -45,8 +45,7 @@ class Job:
 class Measured:
     """Sizes of an item, from its header, before decoding.
 
-    seconds: duration of audio or video. pixels: of an image, or of one video frame. size: bytes of
-    the result.
+    seconds: duration of audio or video. pixels: of an image or a video frame. size: result's bytes.
     """
 
     seconds: float

@@ -131,8 +131,7 @@ async def _item(
 async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
     """Read `size` bytes from a file, while other tasks run. Raises ChildError.
 
-    Copies them: a mapping would keep the file open, and a child that truncates it would kill this
-    process.
+    Copies them: a mapping would keep the file open, and its truncation would kill this process.
     """
     if not size:
         return np.empty(0, np.uint8)

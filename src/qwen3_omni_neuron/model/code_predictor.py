@@ -123,8 +123,7 @@ class CodePredictor(nn.Module):
             rows = F.embedding(code + step * vocabulary, table)
             codes.append(code)
             embedded.append(rows)
-        # [slots, 15]; NaN is not below infinity, which as a Python number would be compared in
-        # float64.
+        # [slots, 15]; NaN is not below infinity. A Python number would be compared in float64.
         infinity = torch.full((), torch.inf, dtype=seen[0].dtype, device=row.device)
         not_finite = (torch.stack(seen, 1) < infinity).logical_not().any(-1)
         sampled = torch.where(not_finite, -1, torch.stack(codes, 1))

@@ -148,8 +148,7 @@ class Decoder(nn.Module):
 
         deepstack: [layers, slots * span, hidden], added to the rows after each of the first layers;
         zeros except for images and video. Returns the hidden states after the last layer, before
-        the norm, and the reference's hidden_states[accept_layer]: the output of layer accept_layer
-        - 1, or x if 0.
+        the norm, and the reference's hidden_states[accept_layer], of which x is the first.
         """
         accepted = x
         for index, layer in enumerate(self.layers):

@@ -110,8 +110,7 @@ class MoeFeedForward(nn.Module):
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every row, with weight 0 unless chosen.
 
-        At released sizes the products of up to about 200 rows take no longer than reading the
-        experts.
+        At released sizes up to about 200 rows' products take no longer than reading the experts.
         """
         gate_up, down = self.matrices("gate_up").to(x.dtype), self.matrices("down").to(x.dtype)
         # Not by @, which may transpose the matrices and the result.

@@ -30,8 +30,7 @@ class ResizeMlp(nn.Module):
 def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     """Return the indices, int64, of the prompt tokens in user segments.
 
-    token_ids: int64 [S]. A segment extends from <|im_start|> to the next one; the token after it is
-    its role.
+    token_ids: int64 [S]. A segment runs from <|im_start|> to the next; the token after is its role.
     """
     ids = token_ids.numpy()  # numpy, not torch: see prompt.prompt
     (starts,) = (ids == config.im_start_id).nonzero()

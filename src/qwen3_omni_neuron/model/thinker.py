@@ -47,8 +47,7 @@ class ThinkerModel(nn.Module):
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:
         """Run one generated token a slot.
 
-        token_ids: int64 [slots]; positions: float32 [slots], their rope positions. Returns logits
-        [slots, vocab].
+        token_ids: int64 [slots]; positions: float32 [slots], rope's. Returns logits [slots, vocab].
         """
         x, _ = self.decoder(self.embedding(token_ids), self.rotary.at(positions), cache, DECODE)
         return self.head(self.decoder.norm(x))

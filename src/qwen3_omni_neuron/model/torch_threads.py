@@ -10,8 +10,7 @@ import torch
 def one_torch_thread() -> Iterator[None]:
     """Let torch work on this thread alone.
 
-    Its threads spin while waiting for each other: small operations take many times longer if other
-    threads work, too.
+    Its threads spin while waiting for each other: small operations are far slower beside others.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

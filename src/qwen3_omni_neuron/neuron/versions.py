@@ -56,13 +56,6 @@ def is_supported(version: str, supported: str) -> bool:
     return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
 
 
-def is_torchneuron(version: str) -> bool:
-    """Return whether a version of torch-neuronx contains TorchNeuron."""
-    from packaging.version import Version
-
-    return Version(version) >= Version("2.10")  # 2.9 is the last one on torch_xla
-
-
 def require_sdk() -> None:
     """Raise NotInstalledError for missing SDK packages, and warn of unsupported versions."""
     absent = [name for name in _SDK_MODULES if importlib.util.find_spec(name) is None]
@@ -77,8 +70,10 @@ def require_sdk() -> None:
 
 def require_torchneuron() -> None:
     """Raise NotInstalledError without TorchNeuron; see require_sdk."""
+    from packaging.version import Version
+
     version = installed_version("torch-neuronx")
-    if version is None or not is_torchneuron(version):
+    if version is None or Version(version) < Version("2.10"):  # 2.9 is the last one on torch_xla
         found = "none" if version is None else f"torch-neuronx {version}"
         raise NotInstalledError(
             f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, but "

@@ -44,8 +44,7 @@ StageTasks = list[tuple[Stage[Any], Task]]  # each with its stage
 class Pipeline:
     """Runs up to `slots` concurrent requests, each in the same slot of every engine.
 
-    One lock guards all shared fields, here and in stages and requests. It is never held during an
-    engine's call.
+    One lock guards all shared fields, here, in stages and requests. No engine is called under it.
     """
 
     def __init__(
@@ -217,8 +216,7 @@ class Pipeline:
             for stage in self._stages:
                 stage.close()
         if threading.current_thread() in (self._watch, *(s.thread for s in self._stages)):
-            # The garbage collector may close a model during an engine call, for which `close`
-            # waits.
+            # The garbage collector may close a model in an engine call, for which `close` waits.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
         else:
             self._end_engines(join_timeout_s)

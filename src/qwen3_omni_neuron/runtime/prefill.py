@@ -57,8 +57,7 @@ class PrefixCache:
         """Choose a free slot, least recently used first. Returns it and `count`.
 
         Prefers the slot that shares the most rows with the prompt if these are at least half of its
-        own: others may still serve their conversation. Otherwise the first slot, to which `bring`
-        copies rows.
+        own: others may serve more turns. Otherwise the first slot, to which `bring` copies rows.
         """
         counts = self._counts(keys)
         best = max(free, key=lambda slot: counts[slot])

@@ -24,8 +24,7 @@ KEPT_FRAMES = 2  # a sound's decay
 CYCLE_FRAMES = 48  # 3.84 s, first period included
 LONGEST_PERIOD = 16  # repeated at least twice
 LOST = 4  # count lost by one frame outside the cycle
-# Frames a text token. Released talkers take 3 to 4; 10 cut last words, 15 did not (vllm-omni
-# #6215).
+# Frames a text token. Released talkers take 3 to 4; 10 cut last words, 15 not (vllm-omni #6215).
 SLOW, QUICK = 15.0, 2.0
 PAUSES_OF_ANY_TEXT = 25  # added to its tokens
 CEILING = 1.5
@@ -37,8 +36,7 @@ _PAUSE = re.compile(r"(?:…|\.\.\.)|\n\s*\n")
 class SpokenPace:
     """Pace of the replies to one caller.
 
-    slowest: most frames per text token in replies of LEAST_TOKENS or more, guarded by the
-    pipeline's lock.
+    slowest: most frames per text token in replies of LEAST_TOKENS or more. The pipeline locks it.
     """
 
     slowest: float | None = None

@@ -38,8 +38,7 @@ class SpeechStream(
 
     queue_position: position in the queue on arrival, 0 with a slot. prompt_tokens: of its prompt.
     keeps_audio: the result includes the audio. owner: object that must outlive the stream. later:
-    requests that continue this stream, such as pieces of a long text; each gets the previous one's
-    slot.
+    requests that continue this stream, as a long text's pieces; each gets the previous one's slot.
     """
 
     def __init__(

@@ -135,8 +135,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now.
 
-        If other requests run, a long prompt with media waits for their hidden states, to be
-        computed in chunks.
+        Beside other requests, a long prompt with media waits for hidden states, computed in chunks.
         """
         if task.live.request.ahead:
             return False

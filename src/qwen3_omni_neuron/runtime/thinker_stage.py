@@ -1,7 +1,6 @@
 """Thinker stage: prefill a prompt, step all requests, and pass on text tokens.
 
-The encoder stage encodes long prompts' media: a 3-megapixel image takes as long as hundreds of
-steps.
+The encoder stage encodes long prompts' media: a 3-megapixel image takes hundreds of steps' time.
 """
 
 import math

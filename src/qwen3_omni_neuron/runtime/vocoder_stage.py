@@ -59,8 +59,7 @@ class VocoderStage(Stage[VocoderTask]):
     def on_frame(self, live: LiveRequest) -> None:
         """Wake this stage if a chunk is due. The lock is held.
 
-        The talker's thread checks this, since waking a thread costs more. A working stage checks
-        again afterwards.
+        The talker's thread checks: waking a thread costs more. A working stage checks again later.
         """
         starts = not live.chunks
         if self._working and not starts:

@@ -46,8 +46,7 @@ class ServedModel:
         """State of the model.
 
         "loading" until `loaded`; "stalled" while an engine call takes too long; "draining" once new
-        requests are refused; "failed" once a process or thread of the model has died: restart the
-        server.
+        requests are refused; "failed" once a process or thread of it has died: restart the server.
         """
         return "stalled" if self._state == "ready" and self._stall() else self._state
 

@@ -88,8 +88,7 @@ class Service:
     def failed(self, error: Exception, context: Context) -> ApiError:
         """Return the client's error for an exception of a request.
 
-        Logs a server's error with the request's id, and fails the model if the error means that it
-        died.
+        Logs a server's error with the request's id, and fails the model if it has died.
         """
         self.model.noticed(error)
         if isinstance(error, ToolCallError):

@@ -1,7 +1,6 @@
 """The reference: transformers' generate.
 
-Audio is one forward over the codes: the reference's chunked_decode loses samples at chunk
-boundaries.
+Audio is one forward over the codes: the reference's chunked_decode loses samples at boundaries.
 """
 
 from collections.abc import Iterator

@@ -110,8 +110,7 @@ class EngineGroup:
     def fault(self) -> EngineDiedError | None:
         """Poll the processes; return an error if no call can be made, else None.
 
-        If one has ended, all are ended. During a call, the call polls. Returns None after `close`.
-        Thread-safe.
+        If one has ended, all are ended. A running call polls. None after `close`. Thread-safe.
         """
         if self._error is None and self._calling.acquire(blocking=False):
             try:

@@ -200,8 +200,7 @@ def _views(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
 
 SCORES_BYTES = 64_000_000  # upper bound of a tensor of scores
 HIDDEN = -3e4  # score of a hidden key: its weight is exactly 0, scaled or not
-# Shapes that suit the kernel: the stricter of TorchNeuron's decompositions and a later version's
-# measurements.
+# Shapes that suit the kernel: the stricter of TorchNeuron's decompositions and later measurements.
 KERNEL_ROWS, KERNEL_HEAD_DIM, KERNEL_HEADS = 512, 128, 512
 EVEN = 16  # the kernel's head_dim is padded to a multiple of it
 

@@ -59,10 +59,6 @@ class DecoderApplication(NeuronBaseForCausalLM):
         self.compile(str(folder))
         shutil.rmtree(work)
 
-    def load_compiled(self, folder: Path) -> None:
-        """Load the graphs and each core's weights onto this process's cores."""
-        self.load(str(folder), skip_warmup=True)
-
     def close(self) -> None:
         """Release graphs, weights and KV cache."""
         self.traced_model = None
@@ -87,7 +83,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
         wrapper = self.model_wrapper(
             config=config,
             model_cls=self._model_cls,
-            tag=decode_tag(batch),
+            tag=f"token_generation_model_of_{batch}",
             compiler_args=self.get_compiler_args(),
             priority_model_idx=None,
         )
@@ -139,11 +135,6 @@ class CapturingInstance(DecoderModelInstance):
         """Return the module, and the output that updates each KV cache tensor."""
         module, outputs = super().get(bucket_rank, **kwargs)
         return module, {tensor: output + 1 for tensor, output in outputs.items()}
-
-
-def decode_tag(batch: int) -> str:
-    """Return NxDI's name of a decode graph with fewer rows than slots."""
-    return f"token_generation_model_of_{batch}"
 
 
 def _call(wrapper: GraphWrapper, inputs: Inputs) -> Outputs:

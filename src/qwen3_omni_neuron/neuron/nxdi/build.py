@@ -21,8 +21,7 @@ def build_engines(
 ) -> StageEngines:
     """Load some stages' engines in this process, and call every graph once.
 
-    Raises NotInstalledError, ArtifactError, CheckpointError, and a graph's error, after closing
-    everything.
+    Raises NotInstalledError, ArtifactError, CheckpointError, a graph's error; all is closed then.
     """
     toolchain, built, config = toolchain or NxdToolchain(), StageEngines(), spec.config
     with ExitStack() as loaded:

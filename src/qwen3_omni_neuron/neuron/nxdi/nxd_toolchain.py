@@ -173,7 +173,7 @@ class NxdToolchain:
         from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
 
         application = DecoderApplication(spec)
-        application.load_compiled(folder)
+        application.load(str(folder), skip_warmup=True)
         return application
 
     def _traced_and_compiled(self, spec: PartSpec, work: Path) -> Any:

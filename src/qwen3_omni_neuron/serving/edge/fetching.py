@@ -106,8 +106,7 @@ class Fetcher:
         """Return the content of a URL. Raises ApiError 400.
 
         Each fetch has its own thread, which a silent name server may block beyond the deadline
-        without delaying the caller or the process's end. The deadline includes the wait for a
-        place.
+        without delaying the caller or the process's end. The deadline includes waiting for a place.
         """
         self.check(url, where)
         end_s = time.monotonic() + self._timeout_s

@@ -294,8 +294,7 @@ class Sites:
     """Check of the headers Host and Origin, which browsers set truthfully.
 
     Without keys any site's page could send requests to loopback through its visitor's browser, and
-    read the answers after DNS rebinding. So only known host names are accepted, and addresses,
-    which can't be rebound.
+    read answers after DNS rebinding: only known names pass, and addresses, which can't be rebound.
     """
 
     def __init__(self, settings: ServerSettings):

@@ -66,8 +66,7 @@ class AnswerSender:
         """Send pieces as they arrive. Raises an error before the first one.
 
         last_event: returns the event of a later error; None: the pieces are not events. A comment
-        is sent every WAITING_S until the first event. A slow client slows the generator, and thus
-        the request.
+        is sent every WAITING_S until the first event. A slow client slows the request.
         """
         async with aclosing(pieces):
             first = asyncio.ensure_future(anext(pieces))

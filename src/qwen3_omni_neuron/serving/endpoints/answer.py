@@ -387,8 +387,7 @@ class Reply(Answer):
     def _take(self, events: Sequence[Event]) -> tuple[list[ReplyPart], AudioChunk | None]:
         """Process simultaneous events. Returns the text's parts, and the chunk to send.
 
-        Joins adjacent parts of one kind. From the first tool call on, speech is left out: calls are
-        not spoken.
+        Joins adjacent parts of one kind. From the first tool call on, speech is left out.
         """
         parts, chunk = list[ReplyPart](), None
         for event in events:

@@ -31,8 +31,7 @@ def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
     """Return a hash of a request's first messages, None without them.
 
     It covers the API key, cache_key, instructions, and the messages up to the first user message,
-    equal in all turns. A response that continues another has its key. Data after BEGINNING_BYTES
-    are ignored.
+    equal in all turns and continuations of a response. Data after BEGINNING_BYTES are ignored.
     """
     partial: Literal["trailing-strings", "off"] = "off"
     if len(body) > BEGINNING_BYTES:

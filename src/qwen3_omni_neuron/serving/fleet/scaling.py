@@ -49,8 +49,7 @@ class FleetLoad:
     def needed(self, target_s: float) -> int:
         """Return the fewest replicas with a predicted time to first audio of at most target_s.
 
-        A busy moment's requests beyond the slots wait. If first_audio_s alone is longer, gives
-        every request a slot.
+        A busy moment's requests beyond the slots wait; none does if first_audio_s alone is longer.
         """
         wait_s = max(0.0, target_s - self.first_audio_s)
         queue = wait_s / self.service_s if self.service_s else 0.0

@@ -132,8 +132,7 @@ NO_EFFECT: Mapping[str, Mapping[str, str]] = {
 }
 """Names of fields without effect, by path or event, and by object.
 
-[] stands after a list, [0] for its first item, and * for additional fields of an object that
-clients send back.
+[] stands after a list, [0] for its first item, and * for additional fields that clients send back.
 """
 # Values that request nothing, beside null, empty values, and the server's model.
 _NOTHING: Mapping[str, Any] = {
@@ -304,8 +303,7 @@ def seed_of(given: Any) -> Any:
 def engine_options(given: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     """Return the request options for engines' fields. Raises ApiError.
 
-    given: additional fields of a body; others are ignored. thinks: replies may begin with
-    reasoning.
+    given: additional fields of a body; others are ignored. thinks: replies may reason first.
     """
     check_only(given, REFUSED)
     asked = {name: given[name] for name in HONOURED_AS if given.get(name) is not None}

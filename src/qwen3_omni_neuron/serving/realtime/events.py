@@ -259,8 +259,7 @@ class Connection:
     """Connection of one session, shared by its parts.
 
     raw_send: sends an ASGI message. pool: the session's thread. is_dashscope: the client uses
-    DashScope's events. It must not refer to the session: a cycle would keep its sound until a
-    garbage collection.
+    DashScope's events. It must not refer to the session: a cycle would keep its sound in memory.
     """
 
     raw_send: Send

@@ -27,8 +27,7 @@ class TurnTranscript:
     """Transcript of one turn, from its first sample on.
 
     logprobs: None if not requested. sound: for the session's thread until the turn ends. item: None
-    until then. sent, told: characters and log-probabilities sent to the client. counted: towards
-    its key's rate.
+    until then. sent, told: characters and log-probabilities sent. counted: towards its key's rate.
     """
 
     item_id: str
