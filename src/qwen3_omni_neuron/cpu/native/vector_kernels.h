@@ -139,10 +139,7 @@ INLINE void KIND(sum_chunks)(Vector (*total)[8], const float *x, int64_t x_strid
         }
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
-                if (start == 0)
-                    total[r][v] = sums[r][v];
-                else
-                    total[r][v] += sums[r][v];
+                total[r][v] += sums[r][v];
     }
 }
 
@@ -211,7 +208,7 @@ INLINE void KIND(tile)(const Tiles *t, int64_t at, int rows, int type, int vecto
     const char *panels = t->panels + at / PANEL * size;
     int64_t skip = (end < t->outs ? t->panels + end / PANEL * size : t->next) - panels - size;
     Vector total[12][8];
-    for (int r = 0; r < rows && (type == COMPACT || IS_INTEGER(type)); r++)
+    for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             total[r][v] = (Vector){0};
     if (type == COMPACT)
