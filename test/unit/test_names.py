@@ -56,7 +56,7 @@ ELSEWHERE = {
     "uniqueItems": "a keyword of JSON Schema",
     "dist/": "a folder that `make wheels` makes",
     "pypi": "an environment of the repository at GitHub",
-    **dict.fromkeys(("sglang", "sglang.bench_serving"), "a backend and a module of sglang"),
+    "sglang.bench_serving": "a module of sglang",
     "Upgrade": "a header of HTTP",
     "client_metadata": "a field that engines' clients send",
     "PodDisruptionBudget": "a kind of Kubernetes",
