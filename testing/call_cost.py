@@ -95,8 +95,7 @@ def kept_bytes(precision: Precision, part: str, module: nn.Module, name: str) ->
 
     A matrix that may be compact counts as if it were.
     """
-    form = weight_form(precision, part, module, name)
-    kept = form.layout(name)
+    kept = weight_form(precision, part, module, name).layout(name)
     return sum(prod(shape) * dtype.itemsize for shape, dtype in kept.values())
 
 

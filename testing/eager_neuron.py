@@ -207,5 +207,4 @@ def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
 
 def eager_spec(folder: Path, **settings: object) -> EngineSpec:
     """Make a spec of a tree. settings: settings of its plan that replace SETTINGS."""
-    spec = engine_spec(folder, "neuron", **(SETTINGS | settings))
-    return replace(spec, compiled=folder)
+    return replace(engine_spec(folder, "neuron", **(SETTINGS | settings)), compiled=folder)

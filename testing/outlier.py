@@ -80,8 +80,7 @@ def codes_of_engine(
 
 def same_frames(ours: Codes, theirs: Codes) -> list[float]:
     """Return the shares of greedy and of sampled frames whose 16 codes are the same."""
-    pairs = zip(ours, theirs, strict=True)
-    return [float((a == b).all(1).float().mean()) for a, b in pairs]
+    return [float((a == b).all(1).float().mean()) for a, b in zip(ours, theirs, strict=True)]
 
 
 def predictor_spec(folder: Path, target: str, predictor_dtype: str) -> PartSpec:

@@ -68,8 +68,7 @@ class PlainPart:
     @torch.no_grad()
     def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:
         graph = self._graphs[label]
-        held = self._state if graph.state else ()
-        given = graph.module(self._module)(*inputs, *held)
+        given = graph.module(self._module)(*inputs, *(self._state if graph.state else ()))
         if graph.state:
             self._state = given[len(graph.outputs) :]
         return given[: len(graph.outputs)]

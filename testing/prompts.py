@@ -13,8 +13,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt, rope_positions
 
 def prompt_of(token_ids: torch.Tensor) -> Prompt:
     """Return a prompt of user tokens alone, without media."""
-    rows = len(token_ids) + ASSISTANT_ROWS
-    talker = TalkerPrompt(token_ids, rope_positions(rows))
+    talker = TalkerPrompt(token_ids, rope_positions(len(token_ids) + ASSISTANT_ROWS))
     return Prompt(token_ids, rope_positions(len(token_ids)), talker)
 
 

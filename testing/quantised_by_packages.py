@@ -50,8 +50,7 @@ def write_compressed_tensors(checkpoint: Path, to: Path, form: str, **weights: A
             continue
         args = module.quantization_scheme.weights
         weight = module.weight.float()
-        into = weight.shape[1]
-        parts = weight.unflatten(1, (-1, args.group_size or into))
+        parts = weight.unflatten(1, (-1, args.group_size or weight.shape[1]))
         if args.strategy == "tensor":
             parts = weight.view(1, -1)
         scale, zero_point = calculate_qparams(parts.amin(-1), parts.amax(-1), args)

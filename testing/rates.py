@@ -44,8 +44,7 @@ def products(threads: int, size: int) -> Iterator[list[Call]]:
     left, right, product = (torch.ones(size, size) for _ in range(3))
     calls: list[Call] = [partial(torch.mm, left, right, out=product)]
     if torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise
-        calls.append(partial(linear, left, right, None, "none", [], ""))
+        calls.append(partial(torch.ops.mkldnn._linear_pointwise, left, right, None, "none", [], ""))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -91,5 +91,4 @@ def status_of(answer: bytes) -> int:
 
 def still_answers(url: str) -> None:
     """Assert that a server answers a request."""
-    answer = ask(url + CHAT, ASKED)
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    assert ask(url + CHAT, ASKED).json()["choices"][0]["finish_reason"] == "length"

@@ -182,8 +182,7 @@ def main() -> None:
     with Qwen3Omni.load(SPEAKING_CHECKPOINT) as omni, serving(omni) as server:
         made = written(record(server))
     path = ROOT / DOCUMENT
-    text = with_block(path.read_text(encoding="utf-8"), BLOCK, made)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(with_block(path.read_text(encoding="utf-8"), BLOCK, made), encoding="utf-8")
 
 
 if __name__ == "__main__":

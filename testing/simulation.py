@@ -99,8 +99,7 @@ class Simulation:
         decode_text: Callable[[list[int]], str] = Codec.decode,
     ) -> Request:
         """Make a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
-        ids = torch.tensor(list(tokens), dtype=torch.int64)
-        prompt = prompt_of(ids)
+        prompt = prompt_of(torch.tensor(list(tokens), dtype=torch.int64))
         options = replace(
             GREEDY,
             thinker_max_new_tokens=thinker_limit,
@@ -120,8 +119,7 @@ class Simulation:
 
     def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:
         """Start a request; see `request`."""
-        request = self.request(tokens, frames, **options)
-        return SpeechStream(self.pipeline, request, owner=self)
+        return SpeechStream(self.pipeline, self.request(tokens, frames, **options), owner=self)
 
     def called(self, name: str) -> list[Call]:
         """Return the calls of one kind, in order."""

@@ -32,8 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             paths.add(f"docs/{file.src_uri}")
     for path in sorted(paths):
         if (ROOT / path).is_file():
-            target = _target(path)
-            files.append(File(path, str(ROOT), config.site_dir, True, dest_uri=target))
+            files.append(File(path, str(ROOT), config.site_dir, True, dest_uri=_target(path)))
     return files
 
 

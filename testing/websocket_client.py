@@ -37,8 +37,7 @@ def send(made: ClientConnection, kind: str, **fields: Any) -> int:
 
 def append(made: ClientConnection, samples: NDArray[np.float32]) -> None:
     """Send samples as the next ones of the session's speech."""
-    data = base64.b64encode(pcm16(samples)).decode()
-    send(made, "input_audio_buffer.append", audio=data)
+    send(made, "input_audio_buffer.append", audio=base64.b64encode(pcm16(samples)).decode())
 
 
 def received(made: ClientConnection, wait_s: float) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def build(out: Path, platforms: Sequence[Platform] = PLATFORMS) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("qwen3_omni_neuron-*.whl"), *out.glob("qwen3_omni_neuron-*.tar.gz")):
         old.unlink()
-    seconds = int(_output("git", "log", "-1", "--format=%ct"))
+    seconds = int(subprocess.check_output(("git", "log", "-1", "--format=%ct"), cwd=ROOT))
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         subprocess.run(["git", "archive", "-o", work / "tree.tar", "HEAD"], cwd=ROOT, check=True)
@@ -162,10 +162,6 @@ def _run(script: str, *arguments: object, cwd: Path, seconds: int, **environment
         stdout=subprocess.DEVNULL,
         check=True,
     )
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

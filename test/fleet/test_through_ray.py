@@ -322,8 +322,7 @@ def test_the_command_line_serves_what_a_yaml_says(fleet, tmp_path) -> None:
         with fleet.client() as client:
             (model,) = client.models.list()
             asked: Any = {"model": model.id, "messages": [{"role": "user", "content": "hello"}]}
-            answer = client.chat.completions.create(**asked)
-            assert answer.choices[0].message.content == "hello"
+            assert client.chat.completions.create(**asked).choices[0].message.content == "hello"
         process.send_signal(signal.SIGINT)
         assert process.wait(START_S) == 0
     finally:

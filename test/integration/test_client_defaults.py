@@ -125,8 +125,7 @@ def test_an_operators_voice_aliases_come_after_the_checkpoints_and_before_openai
             *(("marin", "Aiden"), ("robot", "Ethan"), ("MARIN", "Aiden")),
             *(("cedar", OTHER_VOICES["cedar"]), ({"id": "sage"}, OTHER_VOICES["sage"])),
         ):
-            session = caller.update(audio={"output": {"voice": asked}})
-            assert session.audio.output.voice == speaks
+            assert caller.update(audio={"output": {"voice": asked}}).audio.output.voice == speaks
     missing = r"'marin=Bob' is for a voice 'Bob'.* It has Aiden"
     with pytest.raises(OptionError, match=missing), serving(omni, voice_aliases=("marin=Bob",)):
         pass
@@ -138,8 +137,7 @@ def test_speech_of_a_realtime_reply_at_another_speed(omni, caller) -> None:
     whole = omni.generate_audio(HELLO, literal_text=True, **options)
     left = {}
     for speed in (1.0, 1.5, 0.5):
-        session = caller.update(audio={"output": {"speed": speed}})
-        assert session.audio.output.speed == speed
+        assert caller.update(audio={"output": {"speed": speed}}).audio.output.speed == speed
         asked = caller.write("Hello")
         item = {"type": "item_reference", "id": asked.id}
         events = caller.answer(input=[item])
@@ -275,8 +273,7 @@ def test_a_negative_seed_is_a_seed(omni, client, caller) -> None:
     assert other.audio.data != made.audio.data
     caller.update(seed=-5, audio={"output": {"voice": "Ethan"}})
     caller.write("Hello")
-    events = caller.answer()
-    same_sound(sound_of(events), wanted.audio)
+    same_sound(sound_of(caller.answer()), wanted.audio)
     assert [seed_of(n) for n in (-1, -(2**63), 3)] == [2**63 - 1, 0, 3]
 
 

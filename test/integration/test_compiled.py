@@ -295,8 +295,7 @@ def test_a_script_compiles_its_model(checkpoint, tmp_path, capsys, monkeypatch) 
     with compiled_here(), pytest.raises(SystemExit) as ended:
         runpy.run_path(script, run_name="__main__")
     assert not ended.value.code
-    said = capsys.readouterr().err
-    assert "is incomplete (thinker: missing; vision: missing; talker: m" in said
+    assert "is incomplete (thinker: missing; vision: missing; talker: m" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 

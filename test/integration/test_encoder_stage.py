@@ -128,8 +128,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
     with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=wrap) as omni:
         omni.generate_audio(HELLO, **LIMITS)  # how long a row takes is known now
         with omni.stream_text(HELLO, **ENDLESS) as other:
-            events = iter(other)
-            next(events)
+            next(iter(other))
             calls.made.clear()
             result = omni.generate_audio(LONG, **LIMITS)
     assert_alike(result, inline)

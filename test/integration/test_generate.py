@@ -323,7 +323,6 @@ def test_a_slot_forgets_a_prompt_that_was_given_up(bare, config) -> None:
     logits = []
     for given_up in ([], [[*user, config.thinker.audio_token_id, 7]]):
         for token_ids in [*given_up, [*user, 8, 11]]:
-            ids = torch.tensor(token_ids)
-            talker.prepare(0, prompt_of(ids).talker, 5)
+            talker.prepare(0, prompt_of(torch.tensor(token_ids)).talker, 5)
         logits.append(talker.prefill(0, torch.zeros(0, config.thinker.text.hidden_size), 9))
     torch.testing.assert_close(logits[0], logits[1])

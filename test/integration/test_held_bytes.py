@@ -21,7 +21,7 @@ from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
 from testing.raw_http import ASKED, CHAT, MODEL, connected, head_of
-from testing.realtime import PUSH_TO_TALK, Caller, calling
+from testing.realtime import PUSH_TO_TALK, calling
 from testing.websocket_client import opened
 
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
@@ -149,11 +149,6 @@ def test_input_of_one_response_counts_while_it_is_made(server) -> None:
         wait_until(lambda: server.service.held.taken == held)
 
 
-def say_and_commit(caller: Caller) -> None:
-    caller.say(np.tile(np.array([0.1, -0.1], np.float32), 8000), 16000)
-    caller.send("input_audio_buffer.commit")
-
-
 def test_clips_that_wait_to_be_transcribed_count(server, monkeypatch) -> None:
     """Six turns of a second are 1.2 MB, and their sound that waits is there once more."""
 
@@ -165,7 +160,8 @@ def test_clips_that_wait_to_be_transcribed_count(server, monkeypatch) -> None:
     with calling(server) as caller:
         caller.update(audio=sound, **SHORT)
         for _ in range(6):
-            say_and_commit(caller)
+            caller.say(np.tile(np.array([0.1, -0.1], np.float32), 8000), 16000)
+            caller.send("input_audio_buffer.commit")
         event = caller.next()
         while event.type != "error":
             event = caller.next()
@@ -230,8 +226,7 @@ def test_one_key_can_not_take_the_whole_queue(checkpoint) -> None:
             client_of(server, KEYS[1]) as two,
         ):
             streams = [one.chat.completions.create(**{**endless, "max_tokens": 3000})]
-            first = next(iter(streams[0]))
-            assert first
+            assert next(iter(streams[0]))
             server.service.requests.take(next(iter(server.service.requests._by_owner)))
             with pytest.raises(openai.RateLimitError) as refused:
                 one.chat.completions.create(**ASKED)

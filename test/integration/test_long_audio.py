@@ -105,8 +105,7 @@ def test_windows_encoded_while_a_clip_arrives_are_those_of_the_whole_clip(
                 ready = max(0, (min(start + block, len(samples)) - 200) // 160 + 1) // 800
                 assert len(arriving.rows) == ready, "a window waits for its own frames alone"
             early = torch.cat(arriving.rows)
-            anew = arriving.finish()
-            assert anew == expected
+            assert arriving.finish() == expected
             torch.testing.assert_close(torch.cat(arriving.rows), rows, atol=1e-5, rtol=1e-5)
             off = [
                 (early[i : i + 104] - rows[i : i + 104]).abs().max()

@@ -195,8 +195,7 @@ def deep_checkpoint(tmp_path_factory) -> Path:
 def test_code_predictor_teacher_forced(deep_checkpoint, dtype) -> None:
     """Logits at each of the 15 steps. In bfloat16 both round at every operation, so the yardstick
     is the reference in float32: ours may be no further from it than the reference's own."""
-    config = read_config(deep_checkpoint)
-    models = load_models(Checkpoint(deep_checkpoint), config, dtype)
+    models = load_models(Checkpoint(deep_checkpoint), read_config(deep_checkpoint), dtype)
     generator = torch.Generator().manual_seed(4)
     hidden = torch.randn(64, 64, generator=generator).to(dtype)
     codes = torch.randint(0, 64, (64, 16), generator=generator)

@@ -202,8 +202,7 @@ def test_response_cancel_ends_the_running_response_alone(caller) -> None:
     caller.send("response.create")
     caller.until("response.output_audio.delta")
     caller.send("response.create", event_id="twice")
-    events = caller.until("error")
-    assert events[-1].error.code == "conversation_already_has_active_response"
+    assert caller.until("error")[-1].error.code == "conversation_already_has_active_response"
     caller.send("response.cancel")
     done = caller.until("response.done")[-1].response
     assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
@@ -238,8 +237,7 @@ def test_calls_of_tools(server, monkeypatch) -> None:
             *(*SPOKEN[:-1], *BEFORE[:2], f"{arguments}.delta", f"{arguments}.done"),
             *(*AFTER[1:], "response.done"),
         ]
-        response = events[-1].response
-        message, call = response.output
+        message, call = events[-1].response.output
         assert message.content[0].transcript == "Let me look. "
         assert len(sound_of(events)) == 3 * 1920 * 2  # the fourth chunk is behind the call
         assert (call.type, call.name, json.loads(call.arguments)) == (

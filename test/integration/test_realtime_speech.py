@@ -48,8 +48,7 @@ def speaker(speaking) -> Iterator[Server]:
 def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> None:
     samples = question()
     with calling(speaker) as caller:
-        session = caller.update(audio=PUSH_TO_TALK, seed=5)
-        assert session.audio.input.turn_detection is None
+        assert caller.update(audio=PUSH_TO_TALK, seed=5).audio.input.turn_detection is None
         caller.say(samples)
         caller.send("input_audio_buffer.commit")
         committed = caller.until("conversation.item.done")
@@ -194,8 +193,7 @@ def test_speech_interrupts_an_answer(server) -> None:
         sent = caller.until("response.output_audio.delta")
         for _ in range(3):
             sent += caller.until("response.output_audio.delta")
-        noise = 0.001 * pink_noise(RATE // 2, random.Random(1))
-        caller.say(np.concatenate((noise, question())))
+        caller.say(np.concatenate((0.001 * pink_noise(RATE // 2, random.Random(1)), question())))
         events = caller.until("conversation.item.truncated")
         started = next(i for i, e in enumerate(events) if "speech_started" in e.type)
         # Nothing of it is sent any more.
@@ -246,8 +244,7 @@ def test_speech_that_may_not_interrupt_does_not(server) -> None:
         caller.write("Hello")
         caller.send("response.create")
         caller.until("response.output_audio.delta")
-        noise = 0.001 * pink_noise(RATE, random.Random(1))
-        caller.say(np.concatenate((question(), noise)))
+        caller.say(np.concatenate((question(), 0.001 * pink_noise(RATE, random.Random(1)))))
         events = caller.until("response.done")
         if "input_audio_buffer.committed" not in kinds(events):
             events += caller.until("input_audio_buffer.committed")

@@ -62,8 +62,7 @@ class Heard:
 @pytest.fixture(scope="module")
 def speech() -> NDArray[np.float32]:
     """Three windows: a question over and over, as it is once sent in 16 bits."""
-    pause = np.zeros(RATE // 2, np.float32)
-    samples = np.tile(np.concatenate((question(), pause)), 8)[: 20 * RATE]
+    samples = np.tile(np.concatenate((question(), np.zeros(RATE // 2, np.float32))), 8)[: 20 * RATE]
     return np.frombuffer(pcm16(samples), "<i2") / np.float32(32768)
 
 

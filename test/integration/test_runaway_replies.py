@@ -59,8 +59,7 @@ def test_a_piece_that_runs_away_does_not_stop_the_next_one(silent) -> None:
     result = silent.say(words, seed=0)
     assert (result.text, result.talker_finish_reason) == (words, "runaway")
     assert len(result.audio) == 1920 * len(result.codes) - 555
-    cut = silent.say(words, seed=0, talker_max_new_tokens=20)
-    assert cut.talker_finish_reason == "length"
+    assert silent.say(words, seed=0, talker_max_new_tokens=20).talker_finish_reason == "length"
 
 
 def test_clients_get_an_end_that_they_know(silent) -> None:

@@ -137,8 +137,7 @@ def test_streamed_speech_is_the_apis_with_its_parts_in_order(omni, client) -> No
     assert audios[-1].expires_at
     assert all(audio.id is None and audio.expires_at is None for audio in audios[1:-1])
     assert "".join(audio.transcript or "" for audio in audios) == result.text
-    sound = b"".join(base64.b64decode(audio.data or "") for audio in audios)
-    same_sound(sound, result.audio)
+    same_sound(b"".join(base64.b64decode(audio.data or "") for audio in audios), result.audio)
     assert pieces[-1].choices == []
     assert pieces[-1].usage.prompt_tokens == result.timings.prompt_tokens
     assert [p.choices[0].finish_reason for p in pieces[:-1]][-1] == "length"
@@ -400,8 +399,7 @@ def test_health_readiness_and_the_figures_that_the_dashboard_shows(server, clien
     client.chat.completions.create(**SPOKEN, audio=AUDIO)
     assert ask(f"{url_of(server)}/health").json() == {"status": "ok"}
     assert ask(f"{url_of(server)}/ready").json()["status"] == "ready"
-    text = ask(f"{url_of(server)}/metrics").body.decode()
-    families = text_string_to_metric_families(text)
+    families = text_string_to_metric_families(ask(f"{url_of(server)}/metrics").body.decode())
     found = {sample.name: sample for family in families for sample in family.samples}
     assert found["qwen3_omni_frames_total"].value > 0
     assert found["qwen3_omni_slots"].value == 3
@@ -487,8 +485,7 @@ def test_a_checkpoint_without_a_talker_writes_and_refuses_to_speak() -> None:
         serving(ScriptedModel(["Hi"], ())) as server,  # type: ignore[arg-type]
         client_of(server) as client,
     ):
-        answer = client.chat.completions.create(**ASKED)
-        assert answer.choices[0].message.content == "Hi"
+        assert client.chat.completions.create(**ASKED).choices[0].message.content == "Hi"
         with pytest.raises(openai.BadRequestError, match="no talker"):
             client.chat.completions.create(**SPOKEN, audio=AUDIO)
         assert client.get("/audio/voices", cast_to=object) == {"voices": []}

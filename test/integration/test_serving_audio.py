@@ -129,8 +129,7 @@ def test_another_speed_takes_another_time(client, said) -> None:
         whole = client.audio.speech.create(**asked, response_format="wav").content
         samples, rate = soundfile.read(io.BytesIO(whole), dtype="float32")
         assert len(samples) / rate == pytest.approx(len(said.audio) / 24000 / speed, abs=1e-4)
-        streamed = client.audio.speech.create(**asked, response_format="pcm").content
-        same_sound(streamed, samples)
+        same_sound(client.audio.speech.create(**asked, response_format="pcm").content, samples)
 
 
 def test_a_wrong_request_for_speech_names_what_is_wrong(client) -> None:

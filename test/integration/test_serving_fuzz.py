@@ -146,8 +146,7 @@ def test_no_request_that_is_nearly_right_makes_the_server_fail(omni, server) -> 
         @given(st.one_of(st.just(HELLO), st.lists(MESSAGES, min_size=1, max_size=3)), FIELDS)
         def send(messages: Any, fields: dict[str, Any]) -> None:
             body = {"model": "qwen3-omni", "messages": messages, **SHORT, **fields}
-            data = json.dumps(body).encode()
-            answer = client.ask("/v1/chat/completions", data)
+            answer = client.ask("/v1/chat/completions", json.dumps(body).encode())
             statuses[answer.status] = statuses.get(answer.status, 0) + 1
             assert not failed(answer.status, answer.body), (answer.body, body)
             assert b"internal_error" not in answer.body, body

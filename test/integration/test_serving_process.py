@@ -45,8 +45,7 @@ def test_a_draining_server_ends_what_runs_and_takes_no_more(omni) -> None:
         assert refused.value.response.headers["retry-after"] == "1"
         ready = ask(f"{url_of(server)}/ready")
         assert (ready.status, ready.json()["status"]) == (503, "draining")
-        pieces = list(stream)
-        assert pieces[-1].choices[0].finish_reason
+        assert list(stream)[-1].choices[0].finish_reason
         wait_until(lambda: server._uvicorn.should_exit)
 
 

@@ -185,8 +185,7 @@ def test_a_call_has_the_namespace_that_its_function_is_in() -> None:
         assert (call.type, call.name, call.namespace) == ("function_call", "add", "mcp__sums")
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
         asked |= {"input": [result], "previous_response_id": first.id}
-        events = [*client.responses.create(**asked, stream=True)]
-        assert events[-1].type == "response.completed"
+        assert [*client.responses.create(**asked, stream=True)][-1].type == "response.completed"
         messages, options = model.asked[-1]
         (said,) = [one["tool_calls"] for one in messages if one["role"] == "assistant"]
         assert said[0]["function"]["name"] == "mcp__sums__add"

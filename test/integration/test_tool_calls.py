@@ -352,8 +352,7 @@ def test_a_call_that_the_limit_cuts_off_is_told_as_far_as_it_was_written(
     script(begun)
     made = client.responses.create(**asked, input="Hello")
     script(begun)
-    events = list(client.responses.create(**asked, input="Hello", stream=True))
-    last = events[-1]
+    last = list(client.responses.create(**asked, input="Hello", stream=True))[-1]
     assert last.type == "response.incomplete"
     for response in (made, last.response):
         assert response.status == "incomplete" and response.incomplete_details is not None

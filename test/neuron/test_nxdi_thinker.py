@@ -139,8 +139,7 @@ def test_the_talker_gets_the_hidden_states_of_any_accept_layer(
 ) -> None:
     changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
     ours, theirs = (engines.thinker for engines in both_of(config=changed, max_concurrency=1))
-    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
-    assert_prefills_alike(ours, theirs, 0, prompt)
+    assert_prefills_alike(ours, theirs, 0, prompt_builder.prompt(CASES["image-and-audio"].messages))
 
 
 def test_a_thinker_of_one_slot_prefills_and_steps_as_the_cpus(both_of) -> None:
@@ -179,8 +178,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
                 called.append((wrapper, inputs)) or forward(*inputs)
             ),
         )
-    prompt = prompt_builder.prompt(CASES["image-and-audio"].messages)
-    thinker.prefill(0, prompt)
+    thinker.prefill(0, prompt_builder.prompt(CASES["image-and-audio"].messages))
     thinker.prefill(2, text_prompt(10))
     thinker.step([0], [5])
     thinker.step([2, 0], [5, 6])

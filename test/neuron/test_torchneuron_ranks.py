@@ -55,8 +55,7 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    folder = tmp_path_factory.mktemp("two")
-    return weights_for_stand_in(checkpoint, folder, stand_in_target(), tp=2)
+    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), stand_in_target(), tp=2)
 
 
 @dataclass(frozen=True)
@@ -246,8 +245,7 @@ def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_ends_al
 
     Then one loops before the graph, and the other waits for it in the graph's first collective.
     """
-    target = stand_in_target()
-    compile_tree(two.plan, tmp_path, target, only=("audio",))
+    compile_tree(two.plan, tmp_path, stand_in_target(), only=("audio",))
     spec = replace(two, compiled=tmp_path)
     seen = tmp_path / "seen"
     seen.mkdir()

@@ -111,8 +111,7 @@ def assert_equal_to_auto_round(
     torch.nn.Module.float(of_auto_round.model)  # its own `float` refuses
     assert_equal_weights(folder, of_auto_round, 84)
     for name in Checkpoint(folder).quantised:
-        weight = effective_weight(of_auto_round, name)
-        reference.model.get_parameter(name).data.copy_(weight)
+        reference.model.get_parameter(name).data.copy_(effective_weight(of_auto_round, name))
     assert_equal_replies(folder, reference)
 
 

@@ -128,8 +128,7 @@ def test_a_body_goes_on_unchanged_with_its_key(cuts, known_length) -> None:
     pieces = [body[i:j] for i, j in pairwise(at)]
     headers = [(b"authorization", b"Bearer one")]
     headers += [(b"content-length", str(len(body)).encode())] if known_length else []
-    key = conversation_key(body, b"Bearer one")
-    assert Client(pieces).ask(headers) == [key.encode()]
+    assert Client(pieces).ask(headers) == [conversation_key(body, b"Bearer one").encode()]
 
 
 def test_no_more_of_a_body_is_read_than_its_beginning(monkeypatch) -> None:

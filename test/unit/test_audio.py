@@ -202,8 +202,7 @@ def test_arriving_sound_is_left_where_the_limit_is_passed() -> None:
 
 
 def test_arriving_sound_within_the_limit_is_heard() -> None:
-    wave = tone(8000, 2.0)
-    heard = load(pieces(wave, 800), sampling_rate=8000, limit_s=2.0)
+    heard = load(pieces(tone(8000, 2.0), 800), sampling_rate=8000, limit_s=2.0)
     assert len(heard) == 2 * RATE
 
 

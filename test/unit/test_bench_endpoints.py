@@ -113,8 +113,7 @@ def judged(endpoint: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def test_a_server_that_does_all_well() -> None:
-    endpoint = Endpoint(silence_s=0.7)
-    rows, summary = judged(endpoint)
+    rows, summary = judged(Endpoint(silence_s=0.7))
     assert [row["kind"] for row in rows] == ["question", "pause", "pause", "interruption"]
     for row in rows:
         assert row["first_sample_s"] == pytest.approx(0.7 + FIRST_SAMPLE_S)

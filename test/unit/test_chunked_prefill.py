@@ -131,8 +131,7 @@ def test_a_prompt_in_pieces_is_the_whole(made, prompts, name) -> None:
     cache = held(made.thinker, 0, len(prompt) + len(TOKENS))
     row_by_row = [list(range(1, len(prompt)))] if name == "words" else []
     for cuts in (*(random_cuts(len(prompt), seed) for seed in range(4)), *row_by_row):
-        got = thought(made.thinker, 1, prompt, [0, *cuts])
-        made.assert_alike(got, expected)
+        made.assert_alike(thought(made.thinker, 1, prompt, [0, *cuts]), expected)
         made.assert_alike(held(made.thinker, 1, len(prompt) + len(TOKENS)), cache)
 
 
@@ -237,8 +236,7 @@ def accepted_of(made: Made, prompt: Prompt) -> Tensor:
     count = made.media_before(prompt.talker, len(prompt.talker))
     width = made.config.thinker.text.hidden_size
     generator = torch.Generator().manual_seed(count)
-    dtype = made.talker._codec_rows.dtype
-    return torch.randn(count, width, generator=generator).to(dtype)
+    return torch.randn(count, width, generator=generator).to(made.talker._codec_rows.dtype)
 
 
 def spoken(made: Made, slot: int, logits: Tensor) -> list[Tensor]:

@@ -129,8 +129,7 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", AUDIO)
 def test_a_decoded_sound_gives_the_prompt_of_its_file(shared, prompt_builder, name) -> None:
     content = AUDIO[name]()
-    job = job_of("audio", content, media=prompt_builder.media_settings)
-    decoded = shared.decode(job)
+    decoded = shared.decode(job_of("audio", content, media=prompt_builder.media_settings))
     expected = prompt_builder.prompt([user({"type": "audio", "audio": content})])
     assert_equal(prompt_builder.prompt([user(decoded.item)]), expected)
     assert decoded.item["audio"].dtype == np.float32
@@ -208,8 +207,7 @@ def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
     content = make_video(audio="aac", audio_s=9)
     expected = "^here \\(its audio\\) lasts 6.* and"
     with pytest.raises(PromptTooLongError, match=expected):
-        item = {"video": content, "max_pixels": 1024}
-        loaded(prompt_builder.loader(True, 90), "video", item)
+        loaded(prompt_builder.loader(True, 90), "video", {"video": content, "max_pixels": 1024})
     fields = {"most_tokens": 90, "use_audio_in_video": True, "options": {"max_pixels": 1024}}
     with pytest.raises(PromptTooLongError, match=expected):
         shared.decode(job_of("video", content, media=prompt_builder.media_settings, **fields))

@@ -52,8 +52,7 @@ def test_what_a_codec_does_to_itself_ends_its_item_alone(shared) -> None:
             match = f"^here can't be decoded: its decoder {said}.*{advice}"
             with pytest.raises(ERRORS[kind], match=match):
                 shared.decode(job_of(kind, wrong))
-        decoded = shared.decode(job_of("audio", sound("FLAC", "PCM_16")))
-        assert len(decoded.item["audio"]) == 20_800
+        assert len(shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).item["audio"]) == 20_800
 
 
 def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(shared) -> None:

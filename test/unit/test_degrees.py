@@ -63,8 +63,7 @@ def test_stages_on_the_same_cores_have_parts_on_one_or_on_all() -> None:
     said = "talker on 4 of the 8 cores of thinker and talker and vocoder, .* or placement split"
     with pytest.raises(OptionError, match=said):
         TORCHNEURON.environments(plan, replace(request, placement="shared"))
-    memory = core_memory(RELEASED, plan, (MIXED,))
-    assert placement(memory, MIXED, "trn2.48xlarge")[0] == "split"
+    assert placement(core_memory(RELEASED, plan, (MIXED,)), MIXED, "trn2.48xlarge")[0] == "split"
     small = replace(MIXED, thinker=4, talker=2)
     fits, why = placement(core_memory(RELEASED, plan, (small,)), small, "trn2.3xlarge")
     assert fits is None and "talker on 2 of the 4 cores" in why

@@ -103,8 +103,7 @@ def test_a_pod_serves_by_flags_and_paths_that_exist(path) -> None:
     assert {"/ready", "/health"} <= served_paths()
     names = {port["name"] for port in serve["ports"]}
     assert {get["port"] for get in paths.values()} == names
-    service = of_kind(path, "Service")["spec"]
-    assert {port["targetPort"] for port in service["ports"]} == names
+    assert {port["targetPort"] for port in of_kind(path, "Service")["spec"]["ports"]} == names
     mounts = {mount["mountPath"] for mount in serve["volumeMounts"]}
     for file in filter(None, (str(flags.api_keys), flags.model, flags.compiled_path)):
         assert any(file.startswith(f"{mount}/") for mount in mounts), file
@@ -148,8 +147,7 @@ def test_an_image_serves_as_nobody_special(image) -> None:
     final = final[max(i for i, (name, _) in enumerate(final) if name == "FROM") :]
     found = dict(final)
     assert int(found["USER"]) > 1000
-    words = json.loads(found["ENTRYPOINT"])
-    assert parsed(words).host == "0.0.0.0"
+    assert parsed(json.loads(found["ENTRYPOINT"])).host == "0.0.0.0"
     assert int(found["EXPOSE"]) == PORT
     url = re.search(r"urlopen\('(http://127.0.0.1:(\d+)(/\w+))'", found["HEALTHCHECK"])
     assert url
@@ -183,8 +181,7 @@ def test_the_unit_starts_again_what_a_new_start_can_mend() -> None:
     assert ExitStatus.MODEL_DIED not in never
     words = shlex.split(service["ExecStart"])
     assert words.pop() == "$ARGUMENTS"
-    flags = parsed(words)
-    assert flags.drain_timeout_s + 10 <= int(service["TimeoutStopSec"])
+    assert parsed(words).drain_timeout_s + 10 <= int(service["TimeoutStopSec"])
     (name,) = re.findall(r"\$\{CREDENTIALS_DIRECTORY\}/(\w+)", service["ExecStart"])
     assert service["LoadCredential"].startswith(f"{name}:")
     # systemd makes the folder that the cache is in, and no other may be written to.

@@ -254,8 +254,7 @@ def test_a_fetch_that_gets_no_place_in_time_is_never_made(port) -> None:
 
     errors = asyncio.run(many())
     assert {str(error).count("within 0.2 s") for error in errors} == {1}
-    names = [thread.name for thread in threading.enumerate()]
-    assert names.count("fetch") >= MOST_FETCHES
+    assert [thread.name for thread in threading.enumerate()].count("fetch") >= MOST_FETCHES
     wait_until(lambda: [t.name for t in threading.enumerate()].count("fetch") == MOST_FETCHES)
     free.set()
     wait_until(lambda: "fetch" not in [t.name for t in threading.enumerate()])

@@ -20,8 +20,7 @@ def test_blocks_are_what_would_be_written_today(document) -> None:
 def test_pictures_are_what_would_be_drawn_today(picture) -> None:
     if picture == "docs/frame.svg" and find_library() is None:
         pytest.skip("the C was not compiled, whose work is drawn")
-    drawn = (ROOT / picture).read_text(encoding="utf-8")
-    assert drawn == PICTURES[picture](), "run `make docs`"
+    assert (ROOT / picture).read_text(encoding="utf-8") == PICTURES[picture](), "run `make docs`"
 
 
 def test_every_option_has_a_meaning() -> None:

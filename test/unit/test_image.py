@@ -27,8 +27,7 @@ def load(image: Any) -> np.ndarray:
 
 
 def colours(height: int = 5, width: int = 7) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

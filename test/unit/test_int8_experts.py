@@ -209,8 +209,7 @@ def memory(dtype: str, **sizes: int) -> CoreMemory:
 
 @pytest.mark.release
 def test_the_page_says_what_fits_a_trn2_in_either_dtype() -> None:
-    table = table_of_page("TP 4, `shared` | bfloat16 | int8")
-    thinker, whole, slots, positions = table.values()
+    thinker, whole, slots, positions = table_of_page("TP 4, `shared` | bfloat16 | int8").values()
     for place, dtype in enumerate(DTYPES):
         counted = memory(dtype)
         shards = {part.name: part.shard_bytes[counted.plan.tp] for part in counted.parts}

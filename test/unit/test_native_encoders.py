@@ -45,10 +45,6 @@ def vision_encoder(config: OmniConfig, hidden: int, heads: int, ffn: int) -> Vis
     return encoder
 
 
-def rotation_of(encoder: VisionEncoder, height: int, width: int) -> Rotation:
-    return encoder._rotation(patch_places(height, width, encoder.config.merge_size))
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -65,7 +61,7 @@ def test_a_layer_is_torchs_whatever_is_beside_a_frame_and_the_threads(
         hidden, heads, ffn = sizes
         eye = vision_encoder(config, heads * (hidden // heads // 4 * 4), heads, ffn)
         packed, widened = packed_and_widened(eye, "vision_encoder", dtype)
-        before = (rotation_of(eye, 4, 6),)
+        before = (eye._rotation(patch_places(4, 6, eye.config.merge_size)),)
     layer, theirs = packed.layers[1], widened.layers[1]
     x = torch.randn(4, 24, layer.out.in_features)
     real = torch.arange(24) < torch.tensor([24, 23, 5, 1])[:, None]

@@ -145,8 +145,7 @@ def test_nan_gives_no_code_and_leaves_the_other_frames_alone(
 ) -> None:
     """Broken weights must not lead outside the tables. The module's codes are the same."""
     c = talker_config(config, vocab_size=vocab_size)
-    predictor = random_predictor(c)
-    native, module = both_predictors(c, library, predictor)
+    native, module = both_predictors(c, library, random_predictor(c))
     hidden, code0, starts = frames(c, 2)
     hidden[0] = float("nan")
     whole, _ = native(hidden[1:], code0[1:], starts[1:], top_p_limits([1]), top_k)

@@ -31,8 +31,7 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: Library
     c = talker_config(config)
     native = native_predictor(c, library)
     hidden, code0, starts = frames(c, 2)
-    limits = torch.full((2,), 0.8)
-    native(hidden, code0, starts, limits)
+    native(hidden, code0, starts, torch.full((2,), 0.8))
     for wrong in (
         hidden[:, :32],
         hidden.double(),

@@ -160,8 +160,7 @@ def test_replies_are_the_same_without_the_c(
         assert caplog.text.count("not compiled") == 1
 
         def answer(_: int) -> None:
-            got = other.generate_audio(messages, **GREEDY, **LIMITS)
-            assert_alike(got, expected, atol=1e-4)
+            assert_alike(other.generate_audio(messages, **GREEDY, **LIMITS), expected, atol=1e-4)
 
         answer(0)
         assert list(pool.map(answer, range(2))) == [None, None]

@@ -126,8 +126,7 @@ def test_a_linear_layer_is_torchs_whatever_its_rows_and_threads(
 @torch.no_grad()
 def test_native_linears_take_the_place_of_all(config: OmniConfig, library: Library) -> None:
     assert config.talker is not None
-    projection = ResizeMlp(config.talker)
-    packed, widened = packed_and_widened(projection, "text_projection", "int8")
+    packed, widened = packed_and_widened(ResizeMlp(config.talker), "text_projection", "int8")
     use_native_linears(packed, library, 1)
     assert isinstance(packed.fc1, NativeLinear) and isinstance(packed.fc2, NativeLinear)
     x = torch.randn(2, 3, config.talker.thinker_hidden_size)

@@ -133,8 +133,7 @@ def test_a_prompt_is_the_modules(
     own = copied(m.cache).slots(1, 2)
     expected = m.model.prefill(rows, positions, torch.tensor([count - 1]), PromptCache(own))
     before = copied(m.cache)
-    got = m.native(library).prefill(1, 0, rows, positions)
-    assert_close_in(dtype, got, expected, atol=2e-5)
+    assert_close_in(dtype, m.native(library).prefill(1, 0, rows, positions), expected, atol=2e-5)
     for cache, expected_cache, old in (
         (m.cache.keys, own.keys, before.keys),
         (m.cache.values, own.values, before.values),

@@ -160,8 +160,7 @@ def test_time_to_first_sample_is_these_calls_and_nothing_else(simulate, sizes, f
 
 
 def test_a_fixed_schedule_is_kept_to(simulate) -> None:
-    simulation = simulate(Times(talker_step_s=0.05))
-    stream = simulation.start(TOKENS, 30, chunk_frames=(1, 2, 8))
+    stream = simulate(Times(talker_step_s=0.05)).start(TOKENS, 30, chunk_frames=(1, 2, 8))
     chunks = [event for event in stream if isinstance(event, AudioChunk)]
     assert [chunk.frames for chunk in chunks] == [1, 2, 8, 8, 8, 3]
     first = [chunk.first_sample for chunk in chunks]
@@ -332,8 +331,7 @@ def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate) -> No
     simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
     slow = simulation.start(TOKENS, 600, chunk_frames=(1,))
     tokens = [n % 300 for n in range(600)]
-    other = finish(simulation.start(tokens, 600))
-    simulation.assert_right(other, tokens, 600)
+    simulation.assert_right(finish(simulation.start(tokens, 600)), tokens, 600)
     made = len(slow._live.codes)
     assert 32 <= made < 400, "bounded by what its caller, the vocoder and the talker may hold"
     simulation.assert_right(finish(slow), TOKENS, 600)

@@ -109,8 +109,7 @@ def test_weights_widened_at_load_are_those_that_were_packed(checkpoint, config, 
         kept = dict(ours.named_parameters()) | dict(ours.named_buffers())
         for name, parameter in getattr(wide, part).named_parameters():
             form = weight_form(PRECISIONS[dtype], part, laid_out.module, name)
-            expected = form.widen(kept, name)
-            assert torch.equal(parameter, expected), f"{part}.{name}"
+            assert torch.equal(parameter, form.widen(kept, name)), f"{part}.{name}"
             assert parameter.dtype == torch.float32
 
 
@@ -139,8 +138,7 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     assert rows(torch.tensor([7])).any(), "a result is a copy"
     assert rows.fill() is rows
     asked.clear()
-    every = torch.arange(50)
-    torch.testing.assert_close(rows(every), table.float() @ projection)
+    torch.testing.assert_close(rows(torch.arange(50)), table.float() @ projection)
     assert not asked
 
 

@@ -127,8 +127,7 @@ def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(simulate, spoke
     prefill_ahead(simulation, tokens)
     simulation.clock.sleep(0.1)  # within the first piece
     question = spoken(*range(50, 60))
-    result = finish(simulation.start(question))
-    simulation.assert_right(result, question, 20)
+    simulation.assert_right(finish(simulation.start(question)), question, 20)
     first_sample_s = simulation.called("vocoder.start")[0].at_s
     simulation.clock.sleep(10.0)
     prefills = simulation.called("thinker.prefill")

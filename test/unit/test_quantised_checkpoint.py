@@ -321,8 +321,7 @@ def edited_of(made_of, tmp_path) -> Callable[[str], Edited]:
     def edit(name: str) -> Edited:
         made = made_of(name)
         folder = Path(shutil.copytree(made.quantised, tmp_path / "edited"))
-        tensors = load_file(folder / "model.safetensors")
-        return Edited(folder, tensors, dict(made.case.settings))
+        return Edited(folder, load_file(folder / "model.safetensors"), dict(made.case.settings))
 
     return edit
 

@@ -152,8 +152,7 @@ def test_a_turn_that_has_not_begun_is_not_ended() -> None:
     """The padding stays, and the time of silence goes on."""
     detector = TurnDetector(TurnSettings(idle_timeout_ms=1000), loudness)
     detector.wait(0.0)
-    quiet = sound((0.01, 320))
-    detector.push(quiet)
+    detector.push(sound((0.01, 320)))
     assert not len(detector.end_turn(np.full(100, 0.01, np.float32)))
     assert isinstance(detector.push(sound((0, 800)))[-1], TimedOut)
 

@@ -21,8 +21,7 @@ def test_a_tag_has_to_name_the_version(capsys) -> None:
     assert capsys.readouterr().err == ""
     for tag in (PACKAGE_VERSION, f"v{PACKAGE_VERSION}.post1", "refs/tags/v0"):
         assert wheels.main(["--tag", tag]) == 1
-        told = capsys.readouterr().err
-        assert f"The tag is {tag} and the version {PACKAGE_VERSION}" in told
+        assert f"The tag is {tag} and the version {PACKAGE_VERSION}" in capsys.readouterr().err
 
 
 def test_the_changelog_begins_with_this_version_or_what_follows_it() -> None:
@@ -58,8 +57,7 @@ def test_a_source_archive_has_nothing_of_the_build_that_made_it(tmp_path) -> Non
         members = archive.getmembers()
         assert [member.name for member in members] == ["a/c", "b", "run"]
         for member in members:
-            file = archive.extractfile(member)
-            assert file.read() == member.name.encode()
+            assert archive.extractfile(member).read() == member.name.encode()
             assert member.mode == (0o755 if member.name == "run" else 0o644)
             assert member.mtime == 10**9
 

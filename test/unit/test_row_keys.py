@@ -132,8 +132,7 @@ def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(keys_of, om
     first = user(text("Hello"), clip(tone(1.2)))
     prompt = omni.prompt_builder.prompt([first])
     ids = omni.prompt_builder.prompt([first, REPLY, user(text("And?"))]).token_ids
-    reply = ids[len(prompt) : len(prompt) + 2]
-    held = keys_of(first).thinker.followed_by(reply.tolist())
+    held = keys_of(first).thinker.followed_by(ids[len(prompt) : len(prompt) + 2].tolist())
     after = keys_of(first, REPLY, user(text("And?"))).thinker
     assert after.shared(held) == len(held) == len(prompt) + 2
     assert torch.equal(ids[: len(held)], torch.from_numpy(held.token_ids))

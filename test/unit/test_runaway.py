@@ -122,8 +122,7 @@ def test_silent_speech_ends_and_is_as_long_as_its_frames(
 ) -> None:
     quiet_after(40)
     simulation = simulate()
-    stream = simulation.start(WORDS, 4000, runaway_speech="end", chunk_frames=chunk_frames)
-    result = finish(stream)
+    result = finish(simulation.start(WORDS, 4000, runaway_speech="end", chunk_frames=chunk_frames))
     assert result.talker_finish_reason == "runaway"
     assert result.token_ids == [*WORDS, EOS]
     # A chunk that was sent before the silence was long enough can't be withdrawn.
@@ -145,7 +144,6 @@ def test_speech_that_is_to_be_kept_runs_to_its_limit(simulate, quiet_after) -> N
 def test_nothing_is_cut_before_the_talker_has_the_whole_text(simulate, quiet_after) -> None:
     """A text of 300 tokens, of which the talker takes one a frame."""
     quiet_after(10)
-    simulation = simulate()
-    result = finish(simulation.start([5] * 300, 4000, runaway_speech="end", chunk_frames=(1,)))
+    result = finish(simulate().start([5] * 300, 4000, runaway_speech="end", chunk_frames=(1,)))
     assert result.talker_finish_reason == "runaway"
     assert len(result.codes) == 300 + 2 * SILENT_FRAMES - 1

@@ -249,8 +249,7 @@ def test_a_row_with_nan_or_infinity_has_no_id(
             rows.append(row)
             samplers.append(Sampler(params, vocab, Noise(1, TALKER)))
             samplers[-1].mask = mask
-    expected = [found for _, _, one in cases for found in (one, 3)]
-    assert sample(samplers, rows) == expected
+    assert sample(samplers, rows) == [found for _, _, one in cases for found in (one, 3)]
     nowhere = Sampler(params, vocab, Noise(1, TALKER))
     assert sample([nowhere], [torch.full((1, vocab), -inf)]) == [NOT_FINITE]
 

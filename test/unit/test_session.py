@@ -343,8 +343,7 @@ def test_turns_are_inserted_removed_and_answered_in_any_order(omni) -> None:
     with omni.session("Be brief.", **SHORT) as session:
         look = session.read(user(IMAGE))
         session.append_audio(tone(0.4), 16000)
-        asked = session.commit()
-        session.insert(look, asked)
+        session.insert(look, session.commit())
         session.insert(session.read({"role": "assistant", "content": "Hm."}), look)
         session.insert(session.read({"role": "system", "content": "Now."}))
         gone = session.read(user(text("Not this")))
@@ -387,8 +386,7 @@ def test_a_reply_to_given_turns_leaves_the_open_turn_open(omni) -> None:
         assert session.turns == [first, reply]
         session.append_audio(tone(0.2), 16000)
         assert session.messages[0] == {"role": "system", "content": "Be brief."}
-        clip = session.messages[-1]["content"][0]["audio"]
-        assert len(clip) == 9600
+        assert len(session.messages[-1]["content"][0]["audio"]) == 9600
         session.clear()
         session.system = None
         assert [m["role"] for m in session.messages] == ["user"]

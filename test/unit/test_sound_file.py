@@ -328,16 +328,14 @@ def test_the_text_of_a_tag_is_no_header_of_an_mp3() -> None:
     content = mpeg(bits=320_000) + mpeg(bits=32_000)
     content = content[content.index(b"\xff\xfb") :]  # without its own tag
     comment = b"COMM\0\0\0\x1c\0\0\0eng\0Info ABCDEFG hello there"
-    tagged = b"ID3\3\0\0\0\0\0" + bytes([len(comment)]) + comment + content
-    heard, warnings = read(tagged)
+    heard, warnings = read(b"ID3\3\0\0\0\0\0" + bytes([len(comment)]) + comment + content)
     assert np.array_equal(heard, read(content)[0])
     assert not any("promises" in warning for warning in warnings)
 
 
 def test_frames_of_another_rate_are_resampled() -> None:
     """In one stream, as where MP3 files are joined; the lengths are those of its packets."""
-    content = mpeg(44100) + mpeg(32000, channels=2)
-    heard, warnings = read(content, 44100)
+    heard, warnings = read(mpeg(44100) + mpeg(32000, channels=2), 44100)
     assert len(heard) == pytest.approx(2 * 1.55 * 44100, rel=0.02)
     assert "changes from 44100 Hz and 1 channels to " in warnings[0]
     second = chirp(44100, 1.5)[:, 0] * 0.75  # the mean of its channels
@@ -423,8 +421,7 @@ def test_only_what_is_between_is_used(kind, rate) -> None:
         more = {"audio_start": start, "audio_end": end, "sampling_rate": rate}
         heard, warnings = read(given, rate, **more)
         first = round((start or 0) * rate)
-        expected = whole[first : None if end is None else round(end * rate)]
-        assert np.array_equal(heard, expected)
+        assert np.array_equal(heard, whole[first : None if end is None else round(end * rate)])
         assert warnings == []
 
 
@@ -447,8 +444,7 @@ def test_nothing_after_the_end_is_read() -> None:
 def test_limits_count_the_part_alone() -> None:
     content, checked = written("WAV", seconds=3.0), []
     item = {"audio": content, "audio_start": 1.0, "audio_end": 1.5}
-    heard = load_waveform(item, RATE, "here", limit_s=0.5, check=checked.append)
-    assert len(heard) == RATE // 2
+    assert len(load_waveform(item, RATE, "here", limit_s=0.5, check=checked.append)) == RATE // 2
     assert checked == [0.5]
 
 

@@ -103,8 +103,7 @@ def test_a_text_is_not_divided_within_an_added_token(name, tmp_path, small_steps
     text = ("{" + f'"added_tokens_decoder": {tokens}' + "}").replace("'", '"')
     text = text.replace("True", "true").replace("False", "false")
     (tmp_path / "tokenizer_config.json").write_text(text.replace("\n", "\\n"))
-    named = Tokenizer(tmp_path)
-    assert named.encode(f"hello {name} " * 5).count(number) == 5
+    assert Tokenizer(tmp_path).encode(f"hello {name} " * 5).count(number) == 5
 
 
 def test_a_long_text_is_tokenised_without_the_lock_and_no_further_than_it_fits(

@@ -49,8 +49,7 @@ def modules() -> Iterator[list[tuple[Counter[str], str]]]:
 def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
     part = PartGraphs(spec, torch.device("cpu"))
     for graph in graphs:
-        inputs = {s.name: to_device_type(s.idle_input()) for s in graph.inputs}
-        part.run(graph.label, inputs)
+        part.run(graph.label, {s.name: to_device_type(s.idle_input()) for s in graph.inputs})
 
 
 @pytest.mark.parametrize("case", [*PARTS, *PLANS])

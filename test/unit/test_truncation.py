@@ -159,8 +159,7 @@ def test_tools_are_kept_and_counted_and_replies_stay_words(omni, monkeypatch) ->
         (len(kept), kept),
         (len(kept) - 1, read.assemble([SYSTEM, turn[0]], [], tools=tools)),
     ):
-        cut = Truncation(most)
-        made = read.assemble(messages, [], tools=tools, said=said, truncation=cut)
+        made = read.assemble(messages, [], tools=tools, said=said, truncation=Truncation(most))
         assert made.token_ids.tolist() == expected.token_ids.tolist()
 
 

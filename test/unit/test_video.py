@@ -179,8 +179,7 @@ def test_sound_that_begins_after_the_picture_stays_after_it() -> None:
 def test_sound_before_the_picture_is_cut() -> None:
     times = [500 + 33 * i for i in range(30)]
     data = make_video(times_ms=times, container="matroska", audio="pcm_s16le", audio_s=2)
-    audio = load(data, audio_rate=RATE).audio
-    assert len(audio) == pytest.approx(1.5 * RATE, rel=0.03)
+    assert len(load(data, audio_rate=RATE).audio) == pytest.approx(1.5 * RATE, rel=0.03)
 
 
 def test_sound_is_left_out_where_it_is_not_wanted_or_not_there() -> None:

@@ -125,8 +125,7 @@ def test_the_sound_is_that_of_the_part(start, end, seconds) -> None:
 def test_a_part_after_the_end_of_the_sound_has_none_and_says_so() -> None:
     data = make_video(40, container="matroska", audio="pcm_s16le", audio_s=0.5)
     warnings: list[str] = []
-    video = load(data, warnings, RATE, video_start=0.8)
-    assert video.audio is None
+    assert load(data, warnings, RATE, video_start=0.8).audio is None
     assert warnings == [
         "here (its audio) has ended before 0.80 s. The part of the video is without."
     ]

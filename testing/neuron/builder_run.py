@@ -72,8 +72,7 @@ def main(checkpoint: Path, folder: Path) -> None:
                 given, expected = part.call(label, *inputs), plain.call(label, *inputs)
                 assert_close(given, expected)
                 calls += 1
-        routes = NxDModel.load(str(own / EXECUTABLE_FILE)).input_shape_map.values()
-        ways = max(map(len, routes))
+        ways = max(map(len, NxDModel.load(str(own / EXECUTABLE_FILE)).input_shape_map.values()))
         sys.stdout.write(f"{name}: {calls} calls alike, up to {ways} graphs of equal inputs\n")
     assert_keeps_codes_of_float32(toolchain, folder)
     assert_refuses_what_does_not_fit(toolchain, config, folder / "code2wav")

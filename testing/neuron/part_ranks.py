@@ -61,8 +61,7 @@ def main(checkpoint: Path, folder: Path) -> None:
         write_part_shards(spec, Checkpoint(checkpoint), own_folder)
         traced = TracedPart(spec, group)
         traced.load(read_part_shard(own_folder, rank, traced.weights))
-        states = zero_state(spec)
-        part = LoadedPart(spec.graphs, partial(run_graph, traced, states))
+        part = LoadedPart(spec.graphs, partial(run_graph, traced, zero_state(spec)))
         whole = {graph.label: graph for graph in plain_graphs(config, name, 1, torch.float64)}
         plain = PlainPart(whole, getattr(models, name))
         for label, inputs in calls_of(whole):

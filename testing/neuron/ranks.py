@@ -34,8 +34,7 @@ def main(checkpoint: Path, widened: Path | None = None) -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     ranks = int(os.environ["WORLD_SIZE"])
-    config = read_config(checkpoint)
-    prompt_builder = PromptBuilder(checkpoint, config)
+    prompt_builder = PromptBuilder(checkpoint, read_config(checkpoint))
     spec = engine_spec(
         checkpoint,
         "neuron",

@@ -133,8 +133,7 @@ class _Planted:
                 parameter[hidden : 2 * hidden] = torch.diag(-self._sizes)
             elif layer in SHARES:
                 parameter[places] = 0
-                of_part = self._inner[layer][int("up" in part)]
-                parameter[places, 0] = of_part.to(parameter.dtype)
+                parameter[places, 0] = self._inner[layer][int("up" in part)].to(parameter.dtype)
         elif part == "mlp.down_proj.weight":
             if layer == LAYER:
                 parameter[:, : 2 * hidden] = 0

@@ -176,5 +176,4 @@ def honest() -> Mapping[str, tuple[str, bytes]]:
 
 def garbage(content: bytes, seed: int = 0) -> bytes:
     """Return a file that begins like this one and continues as noise."""
-    noise = np.random.default_rng(seed).integers(0, 256, 4096, np.uint8).tobytes()
-    return content[:32] + noise
+    return content[:32] + np.random.default_rng(seed).integers(0, 256, 4096, np.uint8).tobytes()

@@ -72,8 +72,7 @@ def foreign_urls(target: Target) -> list[Outcome]:
 
 def many_pictures(target: Target) -> list[Outcome]:
     """Send 16 small files of 4 megapixels each in one chat."""
-    part = part_of("image", files.png(2048, 2048))
-    return [chat(target, messages=[user(*(16 * [part]))])]
+    return [chat(target, messages=[user(*(16 * [part_of("image", files.png(2048, 2048))]))])]
 
 
 def realtime_pictures(target: Target) -> list[Outcome]:

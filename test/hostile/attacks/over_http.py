@@ -80,7 +80,8 @@ def raw(
     try:
         sock = connected(target.front, wait_s)
     except OSError as error:
-        return Outcome(CUT, label=label, wrong="" if _cut(error) else f"can't connect: {error}")
+        cut = isinstance(error, ConnectionError | ssl.SSLError)
+        return Outcome(CUT, label=label, wrong="" if cut else f"can't connect: {error}")
     with sock:
         with contextlib.suppress(OSError):  # it may be refused and cut before it is complete
             sock.sendall(data)
@@ -112,7 +113,3 @@ def at_once(calls: Sequence[Callable[[], Outcome]]) -> list[Outcome]:
     """Make calls at the same time."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
-
-
-def _cut(error: OSError) -> bool:
-    return isinstance(error, ConnectionError | ssl.SSLError)

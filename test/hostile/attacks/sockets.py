@@ -135,13 +135,10 @@ def unread_events(target: Target) -> list[Outcome]:
         with contextlib.suppress(OSError):
             for _ in range(100):
                 made.socket.sendall(frame(TEXT, event))
-        ended = waited(lambda: not _sessions(target), target.deadlines.send_s + 25)
+        counted = "qwen3_omni_realtime_sessions"
+        ended = waited(lambda: not target.counters().get(counted), target.deadlines.send_s + 25)
         made.close_socket()
     return [check(ended, "the session is open still")]
-
-
-def _sessions(target: Target) -> float:
-    return target.counters().get("qwen3_omni_realtime_sessions", 0.0)
 
 
 def retrieved(target: Target) -> list[Outcome]:

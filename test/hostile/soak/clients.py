@@ -163,8 +163,7 @@ class Clients:
             _, name, clip = self._clips[0]
             data, headers = form({"model": b"load"}, clip, name)
         with connected(url, REPLY_S, source=source) as sock:
-            head = head_of(len(data), path, headers)
-            sock.sendall(head + data[: draw.randrange(len(data) + 1)])
+            sock.sendall(head_of(len(data), path, headers) + data[: draw.randrange(len(data) + 1)])
             time.sleep(draw.random() / 20)
         return "left"
 
