@@ -117,6 +117,7 @@ CASES = {
             user(text("Well?")),
             assistant("Hm."),
             user(),
+            user(text("So?")),
         ]
     ),
 }

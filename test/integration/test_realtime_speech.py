@@ -56,7 +56,7 @@ def test_a_spoken_question_is_answered_as_the_api_does(speaking, speaker) -> Non
     wanted = ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"]
     assert kinds(committed) == wanted
     assert kinds(events) == SPOKEN
-    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
+    options: Any = {"seed": 5, "literal_text": True}
     result = speaking.generate_audio([said(samples)], **options)
     assert text_of(events) == result.text == "eight"
     same_sound(sound_of(events), result.audio)
@@ -94,7 +94,7 @@ def test_formats_of_telephony_and_24_khz(speaking, speaker, kind) -> None:
     form_of: Any = {"samplerate": rate, "channels": 1, "format": "RAW", "subtype": coded}
     given, _ = soundfile.read(io.BytesIO(data), dtype="float32", **form_of)
     item = {"type": "audio", "audio": given, "sampling_rate": rate}
-    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
+    options: Any = {"seed": 5, "literal_text": True}
     result = speaking.generate_audio([{"role": "user", "content": [item]}], **options)
     with calling(speaker) as caller:
         form = {"format": {"type": kind}}
