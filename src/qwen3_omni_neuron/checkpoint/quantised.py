@@ -53,8 +53,9 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: name without an ending. endings: its tensors'. label: for people. bits: of a number.
-    block: rows and inputs that share a scale. scale: its safetensors type. bytes: of all tensors.
+    layer: name without an ending. endings: those of its tensors' names. label: the form's name in
+    messages. bits: size of a number. block: rows and inputs that share a scale. scale: its
+    safetensors type. bytes: size of all tensors.
     """
 
     layer: str

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.adapters import AdapterPath
@@ -18,7 +17,6 @@ from qwen3_omni_neuron.errors import ExitStatus, NotInstalledError, OptionError
 from qwen3_omni_neuron.options import LOAD_OPTIONS
 
 _DTYPES = ("float32", "bfloat16")
-tell = partial(print, file=sys.stderr)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +47,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
 
 
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def _verify(parsed: argparse.Namespace) -> int:
     if parsed.write is not None:
         return _write(parsed)
@@ -57,7 +59,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.verification.verify import verify
 
     load = load_arguments(parsed, slots=1)
-    verdict = verify(model, parsed.against, load, progress=tell)
+    verdict = verify(model, parsed.against, load, progress=_tell)
     print(page(verdict))
     return ExitStatus.OK if verdict.holds else ExitStatus.FAILED
 
@@ -81,7 +83,7 @@ def _write(parsed: argparse.Namespace) -> int:
         dtype,
         parsed.device,
         adapters=[AdapterPath.of(adapter) for adapter in parsed.adapters or ()],
-        progress=tell,
+        progress=_tell,
     )
     print(f"wrote {parsed.write}: {parsed.write.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -89,7 +89,7 @@ class ModelRecord:
 class Manifest:
     """Content of manifest.json.
 
-    fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings. versions:
+    fingerprint: the checkpoint's (see checkpoint.files). plan: CompilePlan.settings. versions:
     Target.versions and other packages'. adapters: Checkpoint.merged.
     """
 

@@ -205,7 +205,7 @@ DEFAULT_CONCURRENCY = 8
 class TargetLimits:
     """Settings that a target allows; the first of each is the default.
 
-    degrees: of tensor parallelism. tp: default degrees by instance type; the first also for other
+    degrees: tensor-parallel degrees. tp: default degrees by instance type; the first also for other
     instances. mixed_degrees: parts may differ in degree. core_sizes: physical cores per logical
     core. chunked_prefill: engines can append rows to a slot's (see engines.protocols.Thinker); else
     prompts are computed whole. auto_dtype: function that resolves "auto" for a checkpoint with

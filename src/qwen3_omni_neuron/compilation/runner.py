@@ -92,7 +92,7 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    records: of models that fit the plan, in its order. compiled: this run's. missing: other models,
+    records: models that fit the plan, in its order. compiled: this run's. missing: other models,
     with reasons; if empty, the tree has its manifest.
     """
 
@@ -175,7 +175,7 @@ def _compile(
         progress.compiled(model, record)
     ordered = {model: records[model] for model in models if model in records}
     if not missing:
-        for model in set(MODELS) - set(models):  # of an earlier checkpoint with a talker
+        for model in set(MODELS) - set(models):  # an earlier checkpoint's, which had a talker
             if (tree / model / RECORD_FILE).exists():
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
                 _discard(tree, model)

@@ -58,8 +58,8 @@ GROUPS = "_groups"
 class Precision:
     """Weight types of one dtype.
 
-    matrices: type of matrices, convolutions and tables of rows. others: of norms, biases and
-    arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
+    matrices: type of matrices, convolutions and tables of rows. others: type of norms, biases
+    and arithmetic. packed: matrices are laid out for the C. large: kind (see WeightForm) of most
     matrices of encoders, thinker, talker and code predictor. layers: kind in the thinker's layers.
     """
 
@@ -209,7 +209,7 @@ def weight_form(
 
     stored: published form of each of its stored matrices, None for weights. With int8 and int4 a
     thinker's matrix keeps its numbers if all are int4 in groups of one size. Only FP8 numbers may
-    be compact: of others, too many are zero.
+    be compact: in other forms too many are zero.
     """
     owner_name, _, name = target.rpartition(".")
     owner = module.get_submodule(owner_name)

@@ -236,7 +236,7 @@ def _fill(
 ) -> list[Tensor]:
     """Fill parts' modules from a model's folder. Returns the tensors used.
 
-    widened: float32, for torch. prefix: of these parameters' names, instead of the part's name.
+    widened: float32, for torch. prefix: start of these parameters' names; "": the part's name.
     """
     expected = _file_layout(parts, forms, prefix)
     plain = _file_layout(parts, forms, prefix, plain=True)

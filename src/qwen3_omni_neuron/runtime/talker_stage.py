@@ -135,7 +135,8 @@ class TalkerStage(PrefillStage[TalkerTask]):
     def _may_prepare(self, task: TalkerTask) -> bool:
         """Return whether a new request's prompt may be computed now.
 
-        Beside other requests, a long prompt with media waits for hidden states, computed in chunks.
+        Beside other requests, a long prompt with media waits for its media's hidden states, so that
+        it can be computed in chunks.
         """
         if task.live.request.ahead:
             return False

@@ -28,7 +28,7 @@ NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Frames decoded [streams] and the C's states [streams, ...]; in numpy: see inputs.rows_of."""
 WIDEST: int = ffi.integer_const("WIDEST")
 TAPS = 7
-POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # of convolutions, besides 0 and infinity: see wave.c
+POINTS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # Winograd's, besides 0 and infinity: see wave.c
 _ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 
 

@@ -51,7 +51,7 @@ class EngineGroup:
         """
         self._calling = threading.Lock()  # held from a request to the last answer
         self._closing = threading.Lock()
-        self._error: Qwen3OmniError | None = None  # of every later call
+        self._error: Qwen3OmniError | None = None  # every later call raises it
         self._started = time.monotonic()
         self._processes: list[_Process] = []
         # Also ends them at exit and on garbage collection.
