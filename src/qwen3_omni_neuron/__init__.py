@@ -8,7 +8,7 @@ from importlib import import_module
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 
-TYPE_CHECKING = False  # typing's: importing it would take longer than all the rest
+TYPE_CHECKING = False  # not from typing, whose import would take longest of all
 if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
     from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
@@ -43,14 +43,13 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Importing torch makes no garbage; the collector would scan it
-    # several times: a fifth of the time.
+    # Importing torch leaves no garbage: scans by the collector would take a fifth of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
         home = import_module(f"{__name__}.{_HOMES.get(name, 'events')}")
         if not gc.get_freeze_count():
-            # Together these make all objects old; the next collection would scan them.
+            # Together these move all objects to the oldest generation, which is scanned rarely.
             gc.freeze()
             gc.unfreeze()
     finally:

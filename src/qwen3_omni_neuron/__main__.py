@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron` and `python -m qwen3_omni_neuron`."""
+"""Entry point of `qwen3-omni-neuron` and `python -m qwen3_omni_neuron`."""
 
 import signal
 

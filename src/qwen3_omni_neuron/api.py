@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 PIECE_TOKENS = 128  # half a minute to a minute of speech
-FRAMES_PER_TOKEN = 8  # talker positions that a token may take: slow speech, 0.64 s
+FRAMES_PER_TOKEN = 8  # talker positions per text token: slow speech, 0.64 s
 _EMPTY_TURN = ({"role": "user", "content": ""},)
 FINALIZER_TIMEOUT_S = 2.0  # per thread, when a model is dropped without being closed
 
@@ -74,7 +74,7 @@ FINALIZER_TIMEOUT_S = 2.0  # per thread, when a model is dropped without being c
 class Qwen3Omni:
     """A loaded model: `load` it, ask it, `close` it (or use it in a `with` block).
 
-    Requests may come from several threads; the result of one does not depend on the others.
+    Thread-safe: a request's result does not depend on concurrent ones.
     """
 
     def __new__(cls, config: object = None, *_: object, **__: object) -> "Qwen3Omni":
@@ -120,7 +120,7 @@ class Qwen3Omni:
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. options: see options.LoadArguments and docs/options.md.
-        With compiled_path, the checkpoint only gives config, tokenizer and template.
+        With compiled_path, only config, tokenizer and template come from the checkpoint.
         Raises CheckpointError, ArtifactError, OutputError, NotInstalledError, OptionError, and
         ForkError in a child forked after an earlier load.
         """
@@ -151,14 +151,14 @@ class Qwen3Omni:
         except BaseException:
             engines.close()
             raise
-        if given.wrap_engines is None:  # the wrapper sees only calls of requests
+        if given.wrap_engines is None:  # a wrapper must see requests' calls only
             omni._warm_up()
         return omni
 
     def generate_audio(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
-        """Answer a conversation in text and speech: the collected `stream`."""
+        """Answer a conversation in text and speech: `stream`, collected."""
         return _collect(self.stream(messages, **options))
 
     def generate_text(
@@ -168,7 +168,7 @@ class Qwen3Omni:
         return _collect(self._start(messages, options, speak=False))
 
     def stream(self, messages: Conversation, **options: "Unpack[RequestArguments]") -> SpeechStream:
-        """Answer a conversation, event by event: TextDelta, AudioChunk, at the end Finished.
+        """Answer a conversation as a stream of TextDelta and AudioChunk events, then Finished.
 
         messages: a text, or dicts with "role" and "content", a string or a list of text, audio,
         image and video items (see prompt.builder.PromptBuilder.prompt). options: see
@@ -182,7 +182,7 @@ class Qwen3Omni:
     def stream_text(
         self, messages: Conversation, **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
-        """Answer a conversation in text only, event by event; see `stream`."""
+        """Answer a conversation in text only; see `stream`."""
         return self._start(messages, options, speak=False)
 
     def stream_continuation(
@@ -190,7 +190,7 @@ class Qwen3Omni:
     ) -> SpeechStream:
         """Continue a text or token ids without a chat template; see `stream_text`.
 
-        prompt: special tokens' names in a text become these tokens. It has no media.
+        prompt: names of special tokens in a text become these tokens; no media.
         Raises the errors of `stream_text`, and MessageError for an empty prompt.
         """
         arrived_s = self._pipeline.clock.now()
@@ -199,11 +199,11 @@ class Qwen3Omni:
     def stream_echo(
         self, prompt: str | Sequence[int], new_tokens: int, **options: "Unpack[RequestArguments]"
     ) -> SpeechStream:
-        """Continue a prompt like `stream_continuation`, in a reply that begins with the prompt.
+        """Continue a prompt like `stream_continuation`; the reply begins with the prompt.
 
-        Each of its tokens but the first is a step that allows only that token, so that `logprobs`
-        includes the prompt's. new_tokens: limit of tokens after it, 0: none. Also raises
-        MessageError for a prompt of one token without new ones.
+        Each prompt token after the first is forced in a step of its own, so that `logprobs` covers
+        them. new_tokens: limit of tokens after the prompt, or 0. Also raises MessageError for a
+        prompt of one token with new_tokens 0.
         """
         check_not_forked()
         arrived_s = self._pipeline.clock.now()
@@ -211,7 +211,9 @@ class Qwen3Omni:
         whole = self.prompt_builder.raw(prompt, self._context_length - 1)
         first, *forced = whole.token_ids.tolist()
         if not (forced or new_tokens):
-            raise MessageError("the prompt has one token alone, and no new ones are asked for.")
+            raise MessageError(
+                "the prompt has one token, and no new one is requested. Request one."
+            )
         parsed = replace(
             parsed,
             grammar=ForcedTokens(forced, self._vocab_size),
@@ -228,7 +230,7 @@ class Qwen3Omni:
         return SpeechStream(self._pipeline, request, owner=self)
 
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
-        """Speak a text: the collected `stream_speech`."""
+        """Speak a text: `stream_speech`, collected."""
         return _collect(self.stream_speech(text, **options))
 
     def stream_speech(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechStream:
@@ -267,8 +269,8 @@ class Qwen3Omni:
     ) -> Transcript:
         """Transcribe audio of any length, window by window.
 
-        audio: a path, a file's bytes, or (samples, sampling rate). Others, and errors: see
-        transcription.transcribe; AudioError, PromptTooLongError and LateError are raised.
+        audio: a path, a file's bytes, or (samples, sampling rate). Other arguments and errors: see
+        transcription.transcribe. Also raises AudioError, PromptTooLongError and LateError.
         """
         (made,) = transcribe(self, [audio], instruction, concurrency, max_new_tokens)
         if isinstance(made, Failure):
@@ -278,7 +280,7 @@ class Qwen3Omni:
     def compile_grammar(
         self, admit: Admit = admit_all, **options: "Unpack[RequestArguments]"
     ) -> "Future[Grammar] | None":
-        """Start to compile a request's grammar; None if its options have none.
+        """Start compiling a request's grammar; return None if its options have none.
 
         The future's result is the request's option `grammar`; cancelling it ends the work. admit:
         called in another thread with the grammar's bytes; raises if they don't fit.
@@ -303,7 +305,7 @@ class Qwen3Omni:
 
     @cached_property
     def checkpoint_fingerprint(self) -> str:
-        """Digest of the checkpoint and adapters, restricted to what sessions use: 64 hex digits.
+        """Digest of the parts of checkpoint and adapters that sessions depend on: 64 hex digits.
 
         Computed on first use. Raises CheckpointError.
         """
@@ -390,7 +392,7 @@ class Qwen3Omni:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ForkError):  # a forked child leaves its parent's block
+        with suppress(ForkError):  # in a child forked inside the block
             self.close()
 
     def _session(
@@ -408,7 +410,7 @@ class Qwen3Omni:
         return Session(model, system, messages, options)
 
     def _warm_up(self) -> None:
-        """Answer a short sound once, for the imports and the first read of the weights."""
+        """Answer a short sound, to import modules and read the weights before the first request."""
         sound = {"type": "audio", "audio": wav_header(16000, 3200) + bytes(3200)}
         messages = [{"role": "user", "content": [sound]}]
         options = RequestOptions(
@@ -423,7 +425,7 @@ class Qwen3Omni:
             has_talker = self._config.talker is not None
             request = self._request(prompt, options, has_talker, self._pipeline.clock.now())
             self._pipeline.warm_up(replace(request, keys=None))
-        except PromptTooLongError:  # a context of a few rows is warm at once
+        except PromptTooLongError:  # the context has only a few rows
             pass
         except BaseException:
             self.close()
@@ -469,17 +471,17 @@ class Qwen3Omni:
             token_ids, tokens = self._spoken(piece, most)
             if tokens > most:
                 raise PromptTooLongError(
-                    f"the text has {tokens} tokens or more without white space or punctuation "
-                    f"between them, and the talker can speak at most {most} at a time: its KV "
-                    f"cache has {self._talker_context_length} positions, {rows} of them for "
-                    "its prompt. Divide the text, or load with a larger context_length."
+                    f"the text has {tokens} tokens or more without white space or punctuation, "
+                    f"but the talker can speak at most {most} at a time: its KV cache has "
+                    f"{self._talker_context_length} positions, {rows} of them for its prompt. "
+                    "Divide the text, or load with a larger context_length."
                 )
             pieces.append(WrittenReply(tuple(token_ids), before))
             before = " " if piece[-1].isspace() else ""
         return pieces
 
     def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
-        """Return the token ids of a text to speak, and their number or a lower bound."""
+        """Return a text's token ids and their number; [] and a lower bound if clearly too long."""
         words = " ".join(text.split())
         least = self.prompt_builder.least_tokens(words)
         token_ids = self.prompt_builder.encode_words(words, most) if least <= most else []

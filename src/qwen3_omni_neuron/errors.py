@@ -113,7 +113,7 @@ class EngineError(Qwen3OmniError):
         """Describe the stage and the step whose result is not finite."""
         return EngineError(
             f"The {stage} computed NaN or infinity for {step}. Check the checkpoint and the "
-            "adapters: qwen3-omni verify names the first call that gives such numbers."
+            "adapters: qwen3-omni-neuron verify names the first call that returns them."
         )
 
 
@@ -138,7 +138,7 @@ def format_value(value: object) -> str:
     return printable(text, _MAX_VALUE_CHARACTERS)
 
 
-# Options by their names elsewhere.
+# Other libraries' names of options.
 _SYNONYMS = {
     "device": ("target", "compiled"),
     "max_tokens": ("max_new_tokens", "thinker_max_new_tokens", "talker_max_new_tokens"),
@@ -149,7 +149,7 @@ _SYNONYMS = {
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with an unknown name's synonym, or the nearest known name; else nothing."""
+    """Ask whether a synonym or the nearest known name was meant; empty if there is none."""
     text, names = str.__str__(name)[:_MOST_COMPARED], [*known]
     plain = text.lstrip("-").replace("-", "_")
     meant = (*_SYNONYMS.get(plain, ()), f"thinker_{plain}", f"talker_{plain}")
@@ -165,8 +165,8 @@ def printable(text: str, longest: int) -> str:
     return shown if len(text) <= longest else f"{shown}..."
 
 
-# Names that the last release had, each with what to use instead: a value completes the sentence
-# "NAME was removed: ...". Emptied at the next release.
+# Names of the last release, and their replacements: values complete "NAME was removed: ...".
+# Emptied at the next release.
 _SPILLED = "a conversation that lost its slot is prefilled again; raise max_concurrency"
 
 _NO_SESSION_FOLDER = "a server keeps realtime sessions in memory, while they are open"
@@ -178,13 +178,13 @@ REMOVED_OPTIONS: dict[str, str] = {
     "spill_bytes": _SPILLED,
     "spill_folder": _SPILLED,
     "spill_folder_bytes": _SPILLED,
-    "compact": "leave it out: matrices are kept in 12 bits wherever that loses nothing",
+    "compact": "leave it out: matrices are stored in 12 bits per value wherever that is lossless",
     "kv_cache_dtype": "leave it out: KV caches are in the dtype of the arithmetic",
     "max_bodies_bytes": "use max_held_bytes, which also counts decoded media and sessions.",
-    "qwen3_omni_neuron.fleet.application:build": "its import_path is "
-    "qwen3_omni_neuron.serving.fleet.application:build now.",
+    "qwen3_omni_neuron.fleet.application:build": "set import_path to "
+    "qwen3_omni_neuron.serving.fleet.application:build.",
     "max_connections": "a proxy limits connections, in nginx by limit_conn (deploy/proxy)",
-    "send_timeout_s": "a proxy disconnects who does not read, in nginx by send_timeout",
+    "send_timeout_s": "a proxy disconnects clients that do not read, in nginx by send_timeout",
 }
 """Keyword arguments, and server settings."""
 
@@ -210,7 +210,7 @@ REMOVED_FIELDS: dict[str, str] = {
             *("input_audio_format", "output_audio_format", "input_audio_transcription"),
             *("input_audio_noise_reduction", "max_response_output_tokens"),
         ),
-        "OpenAI has ended the beta of its Realtime API; send session.audio and max_output_tokens",
+        "OpenAI ended its Realtime API's beta; send session.audio and max_output_tokens",
     ),
     "session.resume": "begin another session and send its items again",
     "resume_token": "begin another session and send its items again",
@@ -225,6 +225,6 @@ REMOVED_PATHS: dict[str, str] = {
 
 
 def removed(name: str, table: dict[str, str]) -> str:
-    """Return the sentence that refuses a removed name; empty for any other."""
+    """Return the sentence that refuses a removed name; empty for other names."""
     sentence = f"{name} was removed: {table.get(name, '').rstrip('.')}."
     return sentence if name in table else ""

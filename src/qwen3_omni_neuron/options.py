@@ -44,7 +44,7 @@ _MIN_FACTOR, _MAX_NUMBER = 1e-9, 1e9
 class ValueRange:
     """Allowed values of an option.
 
-    phrase: follows "must be". accepts: tests one value. limits: the same as JSON Schema's keywords.
+    phrase: follows "must be". accepts: tests a value. limits: the range as JSON Schema keywords.
     """
 
     phrase: str
@@ -62,7 +62,7 @@ def _is_adapter(value: Any) -> bool:
 
 
 def one_of(*names: Any, where: str = "") -> ValueRange:
-    """Return the range of some names or numbers. where: words after them in errors."""
+    """Return the range of the listed values. where: text after them in errors."""
     *others, last = map(str, names)
     words = f"{', '.join(others)} or {last}" if others else last
     kinds = (*map(type, names),)
@@ -72,7 +72,7 @@ def one_of(*names: Any, where: str = "") -> ValueRange:
 
 
 def integers(least: int, most: float = inf, where: str = "") -> ValueRange:
-    """Return the range of the integers from `least` to `most`. where: words after it in errors."""
+    """Return the range of integers from `least` to `most`. where: text after them in errors."""
     words, limits = f"an integer of {least} or more", dict[str, float](minimum=least)
     if most < inf:
         words, limits = f"an integer from {least} to {most}", {"minimum": least, "maximum": most}
@@ -87,7 +87,7 @@ def _numbers(least: float, most: float) -> ValueRange:
 
 
 def positive(most: float) -> ValueRange:
-    """Return the range of the numbers above 0 and at most `most`."""
+    """Return the range of numbers above 0, at most `most`."""
     return ValueRange(
         f"a number above 0 and at most {most:g}",
         lambda value: _is_number(value, 0, most) and value > 0,
@@ -115,7 +115,7 @@ def list_of(
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
 _PATH = ValueRange("a path", lambda value: isinstance(value, Path))
-_OF_TYPE = {str: _NAME, bool: _FLAG, Path: _PATH}  # of options that name no range
+_OF_TYPE = {str: _NAME, bool: _FLAG, Path: _PATH}  # default ranges
 _FROM_0, FROM_1 = integers(0), integers(1)
 _TOP_K = integers(0, _MAX_TOP_K)
 _FACTOR = _numbers(_MIN_FACTOR, _MAX_NUMBER)
@@ -216,12 +216,12 @@ _TRUNCATION = ValueRange(
 
 @dataclass(frozen=True)
 class Option:
-    """One option, for the command line, a server or a document.
+    """One option, as the command line, servers and documents use it.
 
     type: the annotation, such as `int | None`. values: allowed values; None: checked on use.
-    answer: status of a request that exceeds a server's limit. shown: text for the default, if its
-    value is unclear. flag, metavar: flag and name of its value; flag None: no flag; empty: from
-    name and type. loads: a flag of every verb that loads a model.
+    answer: HTTP status if a request exceeds this limit of a server. shown: text for a default whose
+    value is unclear. flag, metavar: flag and the name of its value; empty: from name and type; flag
+    None: no flag. loads: every verb that loads a model has the flag.
     """
 
     name: str
@@ -284,8 +284,8 @@ def option(
 ) -> Any:
     """Return a dataclass field that declares an option.
 
-    values: by default any str, Path or bool if that is the type. repr: show the value in a repr.
-    Others, more: fields of Option.
+    values: default: any value of type str, Path or bool. repr: show the value in the dataclass's
+    repr. Others: fields of Option.
     """
     made = Option("", None, default, help, values, answer, **more)
     return field(default=default, metadata={"option": made}, repr=repr)
@@ -306,7 +306,7 @@ def options_of(declared: type) -> dict[str, Option]:
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise OptionError for an unknown name, with its replacement or the nearest known one."""
+    """Raise OptionError for an unknown name; suggest a replacement or the nearest known name."""
     for name in given:
         if name not in known:
             if text := removed(name, REMOVED_OPTIONS):
@@ -525,10 +525,10 @@ class RequestOptions:
         arguments: type = RequestArguments,
         base: "RequestOptions | None" = None,
     ) -> "RequestOptions":
-        """Make options from keyword arguments. arguments: class with the allowed names.
+        """Create options from keyword arguments. arguments: class with the allowed names.
 
-        base: values of the other options, instead of the defaults. Raises OptionError for an
-        unknown name, or a value out of range.
+        base: replaces the defaults. Raises OptionError for an unknown name, or a value out of
+        range.
         """
         names = arguments.__annotations__
         _check(given, {one.name: one for one in REQUEST_OPTIONS if one.name in names})
@@ -559,13 +559,13 @@ class RequestOptions:
 
     @property
     def goes_on(self) -> bool:
-        """True if some tokens of the text must not end it."""
+        """True if an end token must not always end the text."""
         return self.ignore_eos or self.thinker_min_new_tokens > 0
 
     def sampling(self, stage: str, defaults: GenerationDefaults | None = None) -> "SamplingParams":
         """Return the sampling of a stage: thinker, talker (code 0) or predictor.
 
-        defaults: values for the thinker's options that are None, from generation_config.json.
+        defaults: generation_config.json's, for thinker options that are None.
         """
         from qwen3_omni_neuron.engines.sampling import SamplingParams
 
@@ -586,7 +586,7 @@ class RequestOptions:
 
     @property
     def choice(self) -> ToolChoice:
-        """The tools that may be called. Raises OptionError for a choice of another tool."""
+        """The tools that may be called. Raises OptionError if tool_choice names an unknown one."""
         if self.tool_choice == "none":
             return ToolChoice((), False, False)
         tools = {}
@@ -622,7 +622,7 @@ class RequestOptions:
         return frozenset((given,) if isinstance(given, int) else given)
 
     def speaker_id(self, config: OmniConfig) -> int:
-        """Return the speaker's codec id, by name without case."""
+        """Return the speaker's codec id; case-insensitive."""
         if config.talker is None:
             raise OptionError("this checkpoint has no talker: it can write text, not speak.")
         speakers = config.talker.speaker_ids
@@ -692,7 +692,7 @@ class LoadOptions:
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "LoadOptions":
-        """Make options from keyword arguments. Raises OptionError as RequestOptions.parse does."""
+        """Create options from keyword arguments. Raises OptionError like RequestOptions.parse."""
         dtype = repr(given.get("dtype"))
         if dtype.startswith("torch."):
             given = {**given, "dtype": dtype.removeprefix("torch.")}

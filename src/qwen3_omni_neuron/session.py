@@ -65,8 +65,8 @@ STORED_KIND = "session"
 class SessionModel:
     """Parts of a loaded model that a session uses.
 
-    request: function (prompt, options, whether it is spoken, arrival time) -> request. most_tokens:
-    longest prompt. owner: object that must outlive a stream.
+    request: (prompt, options, speak, arrival time) -> request. most_tokens: of a prompt. owner:
+    object that must outlive a stream.
     """
 
     prompt_builder: PromptBuilder
@@ -79,7 +79,7 @@ class SessionModel:
 
 
 class ReplyStream(SpeechStream):
-    """Stream of a session's reply, which records the caller's events.
+    """Stream of a session's reply; records the events that the caller gets.
 
     reply: the record, an entry of `Session.turns`.
     """
@@ -212,7 +212,7 @@ class Session:
     def prepare(self, speak: bool = True) -> None:
         """Prefill the user's turn ahead, as if it ended here, when the model is idle.
 
-        Does nothing while a reply streams, without reuse, or if all is computed.
+        Does nothing while a reply streams, without a prefix cache, or if all is computed.
         """
         with self._open():
             model = self._model
@@ -269,9 +269,9 @@ class Session:
     ) -> ReplyStream:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
-        speak: False for text alone. turns: answered instead of the history and the user's turn,
-        which then stays open. system: system message of this reply. keep: add the reply to the
-        history. options: this request's, which override the session's.
+        speak: False for text alone. turns: answer these instead of the history and the user's turn,
+        which stays open. system: system message of this reply. keep: add the reply to the history.
+        options: this request's, which override the session's.
         Closing the stream early is a barge-in: the audio that the caller got counts as heard,
         unless `heard` says less. After an error, or if nothing was heard, the turn can be
         answered again.
@@ -313,16 +313,16 @@ class Session:
     def heard(self, audio_s: float, reply: Reply | None = None) -> None:
         """Set how many seconds of a reply were heard; the history drops the rest.
 
-        reply: default: the last one; its stream has ended. Text counts as spoken at a constant
+        reply: one whose stream has ended; default: the last. Text counts as spoken at a constant
         pace, in UTF-8 bytes per second: the reply's own if the talker ended its speech, else the
-        session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut at the token, or character of
-        several tokens, less than half of which was heard.
+        session's mean with BYTES_PER_S for RATE_WEIGHT_S. It is cut before the first token, or
+        character of several tokens, that was less than half heard.
         Raises MessageError, and OptionError for more seconds than the caller got.
         """
         with self._open():
             reply = self._reply if reply is None else reply
             if reply is None or not reply.spoken:
-                raise MessageError("no reply in speech that could have been heard.")
+                raise MessageError("no spoken reply to mark as heard. Respond first.")
             if not reply.ended:
                 raise MessageError("the reply still streams. Close its stream, then call heard.")
             seconds = real_number(audio_s)
@@ -336,8 +336,8 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write the session to a file, for `Qwen3Omni.restore_session`.
 
-        It has the turns with samples and pixels, the heard seconds, the options, and the user's
-        unfinished turn. The file is replaced atomically. A closed session can be saved. Raises
+        The file has the turns with samples and pixels, heard seconds, options, and the user's
+        unfinished turn. It is replaced atomically. A closed session can be saved. Raises
         MessageError while a reply streams or a clip has not ended, OutputError, and
         StoredSessionError for a value that JSON lacks.
         """
@@ -430,7 +430,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ForkError):  # a forked child leaves its parent's block
+        with suppress(ForkError):  # in a child forked inside the block
             self.close()
 
     def _begin(self, options: RequestOptions) -> None:
@@ -443,7 +443,7 @@ class Session:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Hold the lock of an open session, with one torch thread. Raises ClosedError."""
+        """Hold the session's lock, with one torch thread. Raises ClosedError."""
         with self._lock, one_torch_thread():
             if self._closed:
                 raise ClosedError("this session was closed. Begin another one with its messages.")
@@ -457,7 +457,7 @@ class Session:
             if getattr(parsed, name) != ours:
                 raise OptionError(
                     f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
-                    "Set it for the session."
+                    "Begin a session with it."
                 )
 
     def _streaming(self) -> bool:
@@ -470,7 +470,7 @@ class Session:
         return read_tools(tools, self._reserved, self._check)
 
     def _stored_turn(self, stored: Mapping[str, Any], where: str) -> Turn:
-        # Content accepted once is not refused now, such as a text that fits no prompt.
+        # Don't refuse content that was accepted before, such as a text too long for a prompt.
         message = {name: stored.get(name) for name in ("role", "content", "tool_calls")}
         turn = self._turn_of(message, where, MessageReader(self._reserved, self._load.prepared))
         turn.keep(stored)
@@ -527,7 +527,7 @@ class Session:
         )
 
     def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
-        """Prefill final rows if a new window or peak may have changed them."""
+        """Prefill the rows that are final, if a new window or peak may have changed them."""
         model, windows = self._model, self._model.prompt_builder.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
         if not model.pipeline.caches_prefixes or state == self._ahead_of or self._streaming():
@@ -552,7 +552,7 @@ class Session:
         except OptionError:  # unknown speaker: `respond` raises it, or gets another one
             return
         for earlier in self._ahead:
-            if earlier.slot < 0:  # not begun; the new one includes its rows
+            if earlier.slot < 0:  # still waiting; the new one includes its rows
                 model.pipeline.cancel(earlier)
         self._ahead = [earlier for earlier in self._ahead if not earlier.ended]
         self._ahead.append(model.pipeline.prefill_ahead(request))

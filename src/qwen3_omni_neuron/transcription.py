@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.prompt.messages import Conversation
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-# A limit of 1,024 tokens leaves 34 a second, more than speech; models err more in a minute.
+# 1,024 tokens are 34 per second, more than speech needs; longer windows have more errors.
 LONGEST_S = 30.0
 # Errors of one file. Others would recur in every file and end the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
@@ -59,7 +59,7 @@ class _Model(Protocol):
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: its sound's place. token_ids: without the end token. finish_reason: "stop" (the
+    start_s, end_s: place in the audio. token_ids: without the end token. finish_reason: "stop" (the
     model ended the text), or "length" (max_new_tokens or the context did). logprobs: see
     SpeechResult. timings: the request's.
     """
@@ -94,7 +94,7 @@ class Transcript(ShortRepr):
     file: as passed. audio_s: duration. ttft_s, total_s: from opening the file to the first and last
     token, or to the end of a file without sound. rtf: total_s / audio_s; below 1 is faster than
     real time. finish_reason: "length" if a limit ended a window's text, else "stop". warnings:
-    sentences about parts that are unused or used differently.
+    sentences about parts that were ignored or changed.
     """
 
     file: Any
@@ -143,11 +143,11 @@ def transcribe(
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe files greedily, and yield the outcomes in their order.
 
-    files: each a path, a file's bytes, or (samples, sampling rate); those longer than LONGEST_S are
-    cut into windows without silence: prompt.media.windows. instruction: see `stream_window`.
+    files: each a path, a file's bytes, or (samples, sampling rate); longer ones than LONGEST_S are
+    cut into windows (prompt.media.windows), without silence. instruction: see `stream_window`.
     concurrency: windows at a time, at least 1; a model with fewer slots (max_concurrency) queues
-    the others. max_new_tokens: limit of each window's text. A file that is unreadable, too long for
-    the context, or too slow gives a Failure.
+    the others. max_new_tokens: limit of each window's text. A file that can't be read, exceeds the
+    context or misses a deadline gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator drops pending windows.
     """
@@ -252,7 +252,7 @@ def windows_for(omni: _Model, timed: bool) -> GrowingWindows:
 class _FileWork:
     """One file's windows and their transcripts.
 
-    error: what ended the work. made: requests' start times, and segments.
+    made: each request's start time and segment.
     """
 
     def __init__(self, file: Any, sound: GrowingWindows):

@@ -29,7 +29,7 @@ def bucketed(checkpoint, config) -> Engines:
 def test_the_next_longer_bucket_is_taken() -> None:
     assert [bucket_of(n, (4, 8), "rows") for n in (1, 4, 5, 8)] == [4, 4, 8, 8]
     assert bucket_of(9, (), "rows") == 9
-    with pytest.raises(BucketError, match="9 prompt rows, and the longest compiled bucket holds 8"):
+    with pytest.raises(BucketError, match="9 prompt rows, but the longest compiled bucket has 8"):
         bucket_of(9, (4, 8), "prompt rows")
 
 

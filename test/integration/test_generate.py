@@ -312,7 +312,7 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     if room:
         talker.prepare(0, prompt, 5)
         return
-    with pytest.raises(PromptTooLongError, match="13 rows and its KV cache 13 positions"):
+    with pytest.raises(PromptTooLongError, match="13 rows, but its KV cache has 13 positions"):
         talker.prepare(0, prompt, 5)
 
 

@@ -76,7 +76,7 @@ def test_one_file_gives_its_text_alone(checkpoint, omni, capsys) -> None:
     )
     printed = capsys.readouterr()
     assert printed.out == text_of(omni, QUESTION_WAV) + "\n"
-    assert printed.err.startswith(f"qwen3-omni-neuron: {QUESTION_WAV}: the text is not whole: ")
+    assert printed.err.startswith(f"qwen3-omni-neuron: {QUESTION_WAV}: the text is incomplete: ")
     assert printed.err.count("\n") == 1
 
 
@@ -118,7 +118,7 @@ def test_bad_files_are_reported_and_the_others_transcribed(
     assert main(["transcribe", *files, *model, *SHORT, *["--json"] * as_json]) == 1
     printed = capsys.readouterr()
     reports = printed.err.splitlines()
-    cut = [report for report in reports if "the text is not whole" in report]
+    cut = [report for report in reports if "the text is incomplete" in report]
     assert [report.split(": ")[1] for report in cut] == [files[0], files[-1]]
     reports = [report for report in reports if report not in cut]
     assert len(reports) == len(bad)

@@ -92,7 +92,7 @@ def test_nvfp4_with_rounded_inputs_speaks_as_transformers_over_its_weights(
 
     folder = write_nvfp4(checkpoint, tmp_path / "made")
     assert cli.main(["inspect", str(folder)]) == 0
-    told = "scales of the inputs of 84 matrices are left aside: no inputs are rounded\n"
+    told = "input scales of 84 matrices are ignored: inputs are not rounded to them\n"
     assert told in capsys.readouterr().out
     widened = Path(shutil.copytree(checkpoint, tmp_path / "widened"))
     plain = {n: t.float() for n, t in tensors_of(checkpoint).items()}

@@ -116,7 +116,7 @@ def test_errors_name_flags_of_the_running_verb_alone() -> None:
         assert with_flags(said, make_parser().parse_args(arguments).verb) == (named or said)
 
 
-FULL = "qwen3-omni-neuron: No space left on device. Free some, or write elsewhere.\n"
+FULL = "qwen3-omni-neuron: No space left on device. Free space, or write elsewhere.\n"
 
 
 @pytest.mark.parametrize("arguments", ["--help", "doctor", "say hello --out - --quiet"])

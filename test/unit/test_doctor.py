@@ -41,7 +41,7 @@ def test_the_report_has_the_machine_and_names_what_is_missing(monkeypatch, capsy
     assert any(line.startswith("| memory | ") and "GB available" in line for line in lines)
     assert any(re.fullmatch(r"\| load \| .* it raises TTFB and RTF \|", line) for line in lines)
     assert "| NEURON_RT_VISIBLE_CORES | 0-7 |" in lines
-    level = "-O2, or -O1 or -O3 by compile --opt-level"
+    level = "-O2, or -O1 or -O3 with compile --opt-level"
     assert f"| NEURON_COMPILER_OPT_LEVEL | {level} |" in lines
     assert cli.main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -255,7 +255,7 @@ def test_replies_over_nvfp4_are_those_of_transformers_over_its_weights(
     """No input is rounded, although the files have scales for it, and `inspect` says so."""
     made = made_of(name)
     assert cli.main(["inspect", str(made.quantised)]) == 0
-    told = "scales of the inputs of 84 matrices are left aside: no inputs are rounded\n"
+    told = "input scales of 84 matrices are ignored: inputs are not rounded to them\n"
     assert told in capsys.readouterr().out
     assert_equal_replies(made.quantised, Reference(made.widened))
 

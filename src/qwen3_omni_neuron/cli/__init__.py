@@ -110,8 +110,8 @@ def _leave(status: int) -> NoReturn:
 def _open_standard_files() -> None:
     """Open the null device for a closed stdin, stdout or stderr.
 
-    Otherwise a socket or file would get its number, and what is printed. Bytes that are not UTF-8,
-    as in file names, are read and written as Python's command line has them.
+    Otherwise a socket or file could get its number, and receive printed text. Bytes that are not
+    UTF-8, as in file names, pass through unchanged.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # gets the lowest free number: its own
@@ -126,8 +126,8 @@ def _open_standard_files() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status. Raises SystemExit for wrong arguments, and help.
 
-    If the output's reader has gone, as `| head -1`, it ends silently. Other broken pipes and
-    sockets are errors. A full disk is told in a line.
+    Ends silently if the output's reader has gone, as with `| head -1`; other broken pipes and
+    sockets raise. Reports a full disk in one line.
     """
     try:
         try:
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"{PROGRAM}: {error.strerror}. Free some, or write elsewhere.", file=sys.stderr)
+        print(f"{PROGRAM}: {error.strerror}. Free space, or write elsewhere.", file=sys.stderr)
         return ExitStatus.FAILED
 
 
@@ -174,7 +174,7 @@ def _run_verb(arguments: Sequence[str]) -> int:
 
 
 def make_parser(verb: str | None = None) -> ArgumentParser:
-    """Make the command line's parser. verb: the only one with its arguments; None: all."""
+    """Create the parser. verb: the only verb whose arguments are added; None: all."""
     parser = ArgumentParser(
         prog=PROGRAM,
         description="Qwen3-Omni listens, writes and speaks. VERB --help has flags and examples.",

@@ -58,7 +58,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"only this model ({', '.join(MODELS)}); repeatable",
+        help=f"compile only this model ({', '.join(MODELS)}); repeatable",
     )
     parser.add_argument("--quiet", action="store_true", help="hide progress")
 

@@ -70,7 +70,7 @@ def _library() -> str:
     try:
         from qwen3_omni_neuron.cpu.native.installed import library_verdict
     except (ImportError, OSError) as error:
-        return f"unknown, as torch can't be imported ({error})"
+        return f"unknown: torch can't be imported ({error})"
     return library_verdict()
 
 
@@ -88,7 +88,7 @@ def _neuron() -> dict[str, Any]:
         f"neuron (SDK {NEURON_SDK})": supported_neuron(),
     }
     first, *others = LIMITS.opt_levels
-    levels = f"-O{first}, or -O{' or -O'.join(map(str, others))} by compile --opt-level"
+    levels = f"-O{first}, or -O{' or -O'.join(map(str, others))} with compile --opt-level"
     return {
         target: {name: [wanted, installed_version(name)] for name, wanted in packages.items()}
         for target, packages in targets.items()

@@ -83,7 +83,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
     if not parsed.json:
         files = [file for record in manifest.models.values() for file in record.files.values()]
         total = sum(file.bytes for file in files)
-        print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, every hash as it was")
+        print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, all hashes match")
     return 0
 
 
@@ -115,7 +115,7 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
         return 0
     print(aligned([heading, *rows]) + "\n")
     if left:
-        print(f"scales of the inputs of {left} matrices are left aside: no inputs are rounded")
+        print(f"input scales of {left} matrices are ignored: inputs are not rounded to them")
     print(f"dtype auto on the CPU: {dtype}")
     return 0
 
@@ -123,9 +123,9 @@ def _show_checkpoint(parsed: argparse.Namespace) -> int:
 def checkpoint_rows(checkpoint: "Checkpoint") -> list[tuple[str, ...]]:
     """Return the heading and a row for each part and form.
 
-    The last column says whether the CPU's dtypes int8 and int4 keep quantised matrices' numbers, or
-    widen them as any weight. Only headers are read. Raises CheckpointError; see
-    checkpoint.parameters.check_names and fitting.
+    The last column: whether the CPU's dtypes int8 and int4 keep a quantised matrix's numbers, or
+    widen them. Only headers are read. Raises CheckpointError; see checkpoint.parameters.check_names
+    and fitting.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Additions to argparse: names that were meant, examples, messages that name a verb's flags."""
+"""Additions to argparse: examples, suggestions for unknown names, messages that name flags."""
 
 import re
 from argparse import ArgumentParser
@@ -9,7 +9,7 @@ from qwen3_omni_neuron.errors import REMOVED_FLAGS, REMOVED_OPTIONS, did_you_mea
 
 PROGRAM = "qwen3-omni-neuron"
 STDIN = "-"
-# Advice about a medium of another kind.
+# Advice for a file of another kind; see prompt.media.fields.
 _ITEM = re.compile(r'Send it as an item of type "(\w+)" \([^)]*\)')
 
 
@@ -20,7 +20,7 @@ def add_examples(parser: ArgumentParser, *commands: str) -> None:
 
 
 def refuse_unknown(verb: ArgumentParser, arguments: Sequence[str]) -> NoReturn:
-    """End the process with a verb's unknown arguments, and the nearest known ones."""
+    """End the process with an error that names the unknown arguments and the nearest known one."""
     flag = arguments[0].partition("=")[0]
     option = flag.removeprefix("--").replace("-", "_")
     for name, table in ((flag, REMOVED_FLAGS), (option, REMOVED_OPTIONS)):
@@ -32,7 +32,7 @@ def refuse_unknown(verb: ArgumentParser, arguments: Sequence[str]) -> NoReturn:
 
 
 class NamedFile(NamedTuple):
-    """File of a command line: its place in messages, its path, and it with its flag.
+    """File of a command line: its place in messages, its path, and its text with the flag.
 
     place: such as "messages[0].content[1]", where a message about the file begins.
     """

@@ -65,7 +65,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         if action.dest != "ray" and getattr(parsed, action.dest, action.default) != action.default
     ]
     if parsed.ray is not None and own:
-        parser.error(f"{parsed.ray} has everything, leave out {', '.join(sorted(own))}")
+        parser.error(f"all settings come from {parsed.ray}: leave out {', '.join(sorted(own))}")
     model = model_or_shipped(parsed)
     try:
         if parsed.ray is not None:

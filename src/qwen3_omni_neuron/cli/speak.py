@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT, OUT = "-", "speech.wav"
-# Options that need the tokenizer, a list or dicts, serve several callers, or change no output here.
+# Options without flags: they need token ids, lists or dicts, or matter only in programs.
 _FOR_PROGRAMS = (
     *("thinker_eos_token_id", "stop", "tools", "tool_choice", "parallel_tool_calls", "grammar"),
     *("logprobs", "top_logprobs", "truncation", "cache_key", "owner"),
@@ -97,7 +97,7 @@ _Groups = dict[str, argparse._ActionsContainer]
 
 
 def _groups_of(parser: argparse.ArgumentParser) -> _Groups:
-    """Return the groups of a parser's help; "options" are those that people use first."""
+    """Return the groups of a parser's help; "options" has the most used ones."""
     names = (_INPUT, "Sampling", "Limits", "Engine")
     return {"options": parser} | {name: parser.add_argument_group(name) for name in names}
 
@@ -155,7 +155,7 @@ def _say(parsed: argparse.Namespace) -> int:
 
 
 def _text(given: str) -> str:
-    """Return an argument's text, or stdin's. Raises OptionError for blanks, and a media file."""
+    """Return the argument, for "-" stdin. Raises OptionError for blanks and media files."""
     from qwen3_omni_neuron.prompt.media.fields import HEAD_BYTES, file_format
 
     text = sys.stdin.read().strip() if given == STDIN else given
@@ -274,12 +274,12 @@ def _limits(result: "SpeechResult") -> list[str]:
     if result.thinker_finish_reason == "length":
         found.append(
             f"a limit ended the text after {t.text_tokens} tokens: --thinker-max-new-tokens, or "
-            "the length of the model's context. Its end is missing."
+            "--context-length. Its end is missing."
         )
     if result.talker_finish_reason == "length":
         found.append(
-            f"a limit ended the speech, which has {t.audio_s:.2f} s: --talker-max-new-tokens, or "
-            "the length of the talker's context. Words of the text are not spoken."
+            f"a limit ended the speech after {t.audio_s:.2f} s: --talker-max-new-tokens, or the "
+            "length of the talker's context. The last words are not spoken."
         )
     return found
 
@@ -303,7 +303,7 @@ def _summary(result: "SpeechResult", out: str | None) -> str:
     t = result.timings
     lines = [f"text: {t.text_tokens} tokens, finished by {result.thinker_finish_reason}"]
     if t.ttfb_s is None or t.rtf is None:
-        lines.append("speech: none, the reply was empty")
+        lines.append("no speech: the reply was empty")
         return "\n".join(lines)
     where = "" if out is None else f" -> {out}"
     lines += [
@@ -311,11 +311,11 @@ def _summary(result: "SpeechResult", out: str | None) -> str:
         f"{result.talker_finish_reason}{where}",
         f"TTFT {1000 * t.ttft_s:.0f} ms (to the first text)   "
         f"TTFB {1000 * t.ttfb_s:.0f} ms (to the first sound)   "
-        f"RTF {t.rtf:.2f} (below 1: made faster than it plays)   seed {result.seed}",
+        f"RTF {t.rtf:.2f} (below 1: faster than real time)   seed {result.seed}",
     ]
     if t.slow_stage is not None:
         lines.append(
-            f"speech is made slower than it plays: the {t.slow_stage} took "
+            f"speech is slower than real time: the {t.slow_stage} took "
             f"{t.speech_s[t.slow_stage]:.1f} s for {t.audio_s:.1f} s of audio."
         )
     return "\n".join(lines)

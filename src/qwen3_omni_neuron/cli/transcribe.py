@@ -19,7 +19,7 @@ from qwen3_omni_neuron.errors import AudioError, ExitStatus
 from qwen3_omni_neuron.options import LOAD_OPTIONS, REQUEST_OPTIONS
 
 _CUT_TEXT = (
-    "the text is not whole: --max-new-tokens or --context-length ended a part of it. Raise them."
+    "the text is incomplete: --max-new-tokens or --context-length cut a part of it. Raise them."
 )
 
 

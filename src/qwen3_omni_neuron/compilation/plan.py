@@ -79,13 +79,13 @@ class CompilePlan:
         "cores that share a part's weights; one number is for all parts", metavar="N|PART=N,..."
     )
     lnc: int = _setting("physical cores per logical core")
-    dtype: str = _setting("numbers of weights: auto, or one that the target has", "auto")
+    dtype: str = _setting("dtype of weights: auto, or one of the target's", "auto")
     max_concurrency: int = _setting("slots: concurrent requests", "8")
     context_length: int = _setting("positions of a slot's KV cache", "8192")
     talker_context_length: int = _setting(
         "positions of the talker's KV cache", "--context-length + 4105"
     )
-    prompt_buckets: tuple[int, ...] = _setting("rows of a prompt", flag="--buckets")
+    prompt_buckets: tuple[int, ...] = _setting("prompt rows per prefill call", flag="--buckets")
     decode_buckets: tuple[int, ...] = _setting("KV cache positions read by a decode step")
     patch_buckets: tuple[int, ...] = _setting("patches of an image or video frame")
     audio_windows: tuple[int, ...] = _setting("8 s windows per audio encoder call")
@@ -95,10 +95,10 @@ class CompilePlan:
     predictor_top_k: int = _setting("largest predictor_top_k of a request (0 = no limit)")
     mixed_arithmetic: str = "float32"
     predictor_dtype: str = option(
-        SAME, "numbers of the code predictor: auto, same, mixed or float32", shown="auto"
+        SAME, "dtype of the code predictor: auto, same, mixed or float32", shown="auto"
     )
     opt_level: int | None = option(
-        None, "the compiler's -O; 1 takes less memory and time", shown="2 for torchneuron"
+        None, "the compiler's -O; 1 uses less memory and time", shown="2 for torchneuron"
     )
     adapters: tuple[AdapterPath, ...] = ()
 

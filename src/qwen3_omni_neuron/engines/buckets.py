@@ -13,7 +13,7 @@ def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
-    """Return the smallest of the ascending `buckets` that holds `length`; `length` without buckets.
+    """Return the smallest of the ascending `buckets` that fits `length`; `length` without buckets.
 
     what: unit for the error, such as "prompt rows". Raises BucketError if all are too short.
     """
@@ -22,7 +22,7 @@ def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
     fitting = next((bucket for bucket in buckets if bucket >= length), None)
     if fitting is None:
         raise BucketError(
-            f"{length} {what}, and the longest compiled bucket holds {buckets[-1]}. Shorten the "
+            f"{length} {what}, but the longest compiled bucket has {buckets[-1]}. Shorten the "
             "input, or compile a longer bucket."
         )
     return fitting

@@ -26,7 +26,7 @@ def rows_of(batch: Tensor) -> list[Tensor]:
 def sampling_arrays(
     sampling: Sequence[PredictorSampling], codes: int, vocab: int
 ) -> tuple[NDArray[np.float32], list[float], list[int]]:
-    """Return noise [n, codes, vocab], top_p and top_k of frames that are all sampled.
+    """Return noise [n, codes, vocab], top_p and top_k to sample all frames in one call.
 
     A greedy frame gets top_k 1 and no noise, hence the first of its likeliest codes.
     """

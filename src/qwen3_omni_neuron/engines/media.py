@@ -51,7 +51,7 @@ class PromptMedia:
     deepstack: Tensor
 
     def added(self) -> Tensor | None:
-        """Return deepstack's addend of each row, [layers, S, hidden]; None without pictures."""
+        """Return what deepstack adds to each row, [layers, S, hidden]; None without pictures."""
         if not len(self.visual):
             return None
         layers, _, hidden = self.deepstack.shape

@@ -55,7 +55,7 @@ def split_mix(x: Words) -> Words:
 
 def _gumbel(streams: Words, ids: Words) -> Floats:
     words = split_mix(streams + (ids + np.uint64(1)) * _STEP)
-    words >>= np.uint64(12)  # 52 bits: float64 is exact in their middles, never 0 or 1
+    words >>= np.uint64(12)  # with 0.5 added, 52 bits are exact in float64, never 0 or 1
     uniform = words + 0.5
     uniform *= 2.0**-52
     for _ in range(2):

@@ -77,7 +77,7 @@ class TalkerEngine(DecoderEngine):
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot if no media are missing, else keep the rows; see Talker.prepare."""
+        """Fill a slot; keep the rows instead if media are missing. See Talker.prepare."""
         self._check_length(prompt)
         token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         assistant = self._assistant(speaker_id)
@@ -129,7 +129,7 @@ class TalkerEngine(DecoderEngine):
     def _check_length(self, prompt: TalkerPrompt) -> None:
         if len(prompt) >= self.context_length:
             raise PromptTooLongError(
-                f"the talker's prompt has {len(prompt)} rows and its KV cache "
+                f"the talker's prompt has {len(prompt)} rows, but its KV cache has "
                 f"{self.context_length} positions. Shorten the conversation."
             )
 

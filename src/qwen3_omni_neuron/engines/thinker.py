@@ -27,7 +27,7 @@ class SlotLengths:
     def _begin(self, slot: int, start: int) -> None:
         length = self._lengths[slot]
         assert start <= length, f"rows follow {start}, and slot {slot} holds {length}"
-        # Only these rows are valid during the call, and after a failed one.
+        # Only these rows are valid during the call, and if it fails.
         self._lengths[slot] = start
 
     def _end(self, slot: int, length: int, last_position: float) -> None:

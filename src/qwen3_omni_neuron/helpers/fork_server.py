@@ -1,4 +1,4 @@
-"""Small single-threaded process that has loaded its children's modules, and forks them.
+"""Small single-threaded process that loads its children's modules, and forks the children.
 
 It forks a child on request, kills one whose report the pool no longer awaits, and reports how each
 ended. Only it reaps them, so that it never kills another process with a reused id. When the pool
@@ -176,7 +176,7 @@ def _kill(pid: int) -> None:
 def limit(memory_bytes: int, cpu_s: int) -> None:
     """Limit this process, where the system supports it.
 
-    It can start no process and no thread, unless root's: RLIMIT_NPROC has no effect on root.
+    Unless it is root's, it can then start no process or thread: RLIMIT_NPROC does not limit root.
     """
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + MORE_CPU_S),

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEAR_TOKENS = 256  # tokens before the limit from which a completion is known
-MARGIN_TOKENS = 8  # by which one token may make the completion longer, at first
-MOST_CHOICES = 64  # tokens of a completion that are not forced
+MARGIN_TOKENS = 8  # tokens by which one token may lengthen the completion, at first
+MOST_CHOICES = 64  # tokens of a completion that the grammar does not force
 ATTEMPTS = 3
-FEW_TOKENS = 32  # that are tried one by one
+FEW_TOKENS = 32  # tried one by one
 _QUOTES, _BRACKETS = '"', ")]}>"
 _SIGNS, _ENDS = ",:|&+*/=", ".!?;'`\u010a"  # \u010a: a line feed in the vocabulary
 _SHORT = ("0", "1", "null", "true")
@@ -22,7 +22,7 @@ Mask = NDArray[np.uint32]
 class Closer:
     """Tracker of the shortest known tokens that complete one reply.
 
-    closed: the limit has kept the reply from tokens that its grammar allows.
+    closed: the limit has excluded tokens that the grammar allows.
     """
 
     def __init__(self, vocabulary: Mapping[str, int]):

@@ -99,7 +99,7 @@ def run(
         before = _resident_bytes()
         matcher.compile(given["rules"], given["else"])
         channel.send(wire.COMPILED, max(0, _resident_bytes() - before))
-        # From now on only this process's own reply waits for it.
+        # From now on only this process's reply waits for it.
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
         while True:

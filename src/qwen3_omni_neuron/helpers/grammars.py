@@ -24,7 +24,7 @@ from qwen3_omni_neuron.helpers.pool import DEAF, END_S, Child, ChildError, Limit
 
 FORK_SERVER = "qwen3_omni_neuron.helpers.grammar_work"
 MEMORY_BYTES = 256 << 20  # address space of a process, beyond its initial one
-COMPILERS = 4  # grammars that compile at a time
+COMPILERS = 4  # concurrent compiles
 COMPILE_CPU_S, COMPILE_S = 4, 30.0  # CPU time, and time including the wait for a place
 LATE_CPU_S = 0.25  # CPU time of the masks that steps did not wait for, in one reply
 STUCK_S = 10.0  # time for a mask
@@ -45,8 +45,8 @@ class CompiledGrammar:
 
     mask: bits of the allowed next tokens, uint32 [words], in memory that its process writes. ends:
     bits of the tokens that end the reply, set before `begin`. stopped: the grammar ends with the
-    last token. closed: the limit has kept the reply from tokens of the grammar. failure: why it
-    can't continue. Not valid while `pending`. late: a step did not wait for its mask.
+    last token. closed: the limit has excluded tokens that the grammar allows. failure: why the
+    reply can't continue. Not valid while `pending`. late: a step did not wait for its mask.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, child: Child, words: int):

@@ -190,10 +190,10 @@ def _pictures(job: Job, files: Sequence[bytes], ask: Ask) -> DecodedData:
 def _kept_size(
     job: Job, height: int, width: int, frames: int | None = None
 ) -> tuple[tuple[int, int], bool]:
-    """Return the size at which an image is kept, and whether it is fitted.
+    """Return an image's size in memory, and whether that is the processor's size.
 
-    They are not fitted if rounding the sides to whole tokens made an allowed image too narrow for
-    the API. Raises the API's errors.
+    The file's size is kept if rounding the sides to whole tokens would make an allowed image too
+    narrow for the API. Raises the API's errors.
     """
     asked = SizeLimits.of(job.options)
     size = VisualSize(job.where, height, width, frames, asked, job.most_tokens)

@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 
 
 class ChildError(Exception):
-    """A child gave no answer. The text is a phrase, such as "was ended by SIGSEGV"."""
+    """A child did not answer. The text is a phrase, such as "was ended by SIGSEGV"."""
 
 
 def environment() -> dict[str, str]:
@@ -102,7 +102,7 @@ class Pool:
     ) -> AsyncIterator["Child"]:
         """Fork a child, which an exception in the block ends. Raises BusyError and ClosedError.
 
-        job, more: its job's parts. result_bytes: size of its result's file, if known.
+        job, more: parts of its job. result_bytes: size of its result's file, if known.
         """
         try:
             server = self.start()

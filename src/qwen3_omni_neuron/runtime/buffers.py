@@ -10,7 +10,7 @@ CAPACITY = 1024
 
 
 class TokenBuffer:
-    """Token ids of one request's text rows: every token, tts_eos once, then tts_pad.
+    """Token ids of one request's text rows: its tokens, tts_eos once, then tts_pad forever.
 
     changed: condition of the reader's stage; its lock guards every field. on_space: wakes a waiting
     writer. written: number of tokens. closed: the text has ended. end_taken: tts_eos was consumed.
@@ -59,7 +59,7 @@ class TokenBuffer:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Drop all tokens: the reader has gone."""
+        """Drop these and later tokens: the reader has gone."""
         self._abandoned = True
         self._tokens.clear()
         if self._wanted:
@@ -91,7 +91,7 @@ class TokenBuffer:
 
 
 MAX_TOKENS = 1024
-MAX_CHUNKS = 32  # each is at most 2 s
+MAX_CHUNKS = 32  # of at most 2 s each
 
 
 class TextEnd:

@@ -1,6 +1,6 @@
 """Grammars of replies: compiled before the reply, then a token mask per step.
 
-They are hostile input: bounded here, and run in child processes.
+Grammars are hostile input: bounded here, and run in child processes.
 """
 
 import importlib.util
@@ -44,8 +44,10 @@ MOST_NESTED = 10
 MOST_ENUM_VALUES = 1000
 MOST_NAME_CHARACTERS = 120_000
 _REFUSED = ("allOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
-_TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # beside properties: the same object's
-# With these, an object may have keys beyond its properties.
+_TOGETHER = frozenset(
+    ("anyOf", "oneOf", "$ref")
+)  # these and `properties` may describe one object together
+# These may define keys beyond `properties`.
 _FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
 _FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -87,8 +89,9 @@ class Vocabulary(TextCodec, Protocol):
 class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
-    vocab_size: number of logits. after: strings that the reply writes freely, in order, before the
-    grammar applies. repeats: it applies again after the last one; else the reply ends with it.
+    vocab_size: number of logits. after: the text is free up to these strings, in order; then the
+    grammar applies. repeats: after the grammar, the text is free up to the last string again; else
+    the reply ends.
     """
 
     compiled: CompiledGrammar
@@ -99,7 +102,7 @@ class Grammar(PreparedGrammar):
     encode: Encode
 
     def begin(self, eos_ids: frozenset[int], limit: int) -> "GrammarState":
-        """Return a new reply's state. limit: its most tokens."""
+        """Return a new reply's state. limit: of its tokens."""
         return GrammarState(self, eos_ids, limit)
 
 
@@ -175,9 +178,9 @@ class GrammarState:
 
 
 class ForcedTokens(PreparedGrammar):
-    """First tokens of a reply, such as a prompt whose log-probabilities are wanted.
+    """First tokens of a reply, such as a prompt that needs log-probabilities.
 
-    It is a grammar and its own state; see `GrammarState`.
+    Both a grammar and its state; see `GrammarState`.
     """
 
     pending = ended = closed = False
@@ -261,7 +264,7 @@ class Grammars:
         _check_schemas(given or {}, choice.functions)
         body = {} if given is None else _body(given)
         rules = self._rules(body, choice, free)
-        # llguidance may refuse lenient schemas; these accept any object.
+        # If llguidance refuses a lenient schema, accept any object instead.
         first = len(rules) - len(choice.functions)
         less = {"json_schema": _styled(_ANY_OBJECT)}
         lenient = [
@@ -477,7 +480,7 @@ def _parameters(function: Mapping[str, Any]) -> Any:
 
 def _arguments(function: Mapping[str, Any]) -> Json:
     schema = {**(function.get("parameters") or {}), "type": "object"}
-    # Parts that describe one object can't be closed separately.
+    # Several schemas that describe one object can't each exclude further keys.
     divided = any(
         "allOf" in one or ("properties" in one and not _TOGETHER.isdisjoint(one))
         for one, _ in _schemas(schema)

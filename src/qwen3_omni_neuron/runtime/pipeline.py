@@ -36,9 +36,9 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # poll interval for processes that have ended
-AWAITED_S = 20.0  # a speaker's next window takes 8 s, and waits for a pause
+AWAITED_S = 20.0  # a speaker fills the next window in 8 s; its prefill waits for a pause
 GREEDY = GenerationDefaults()
-StageTasks = list[tuple[Stage[Any], Task]]  # each with its stage
+StageTasks = list[tuple[Stage[Any], Task]]
 
 
 class Pipeline:
@@ -68,12 +68,12 @@ class Pipeline:
         # The garbage collector may run SpeechStream.__del__ while the lock is held.
         self._lock = OwnLock()
         self._free_slots = list(range(engines.thinker.slots))  # least recently used first
-        # By slot: until when its prefill ahead is awaited.
+        # By slot: until when its prefilled rows are reserved; see `prefill_ahead`.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._ended_s: dict[str | None, float] = {}  # end of each waiting owner's last request
-        # The request that gets a request's slot.
+        # By request: the one that gets its slot next.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
         )
@@ -156,8 +156,8 @@ class Pipeline:
         """Compute a prompt's rows for a later request that begins with them.
 
         It waits for a slot that no request needs, and for pauses (see runtime.policy). It ends by
-        `cancel`, or when a request needs the slot; for AWAITED_S others get this slot last. Raises
-        ClosedError and EngineDiedError.
+        `cancel`, or when a request needs the slot. For AWAITED_S, other requests get this slot
+        last. Raises ClosedError and EngineDiedError.
         """
         never_s = threading.TIMEOUT_MAX
         options = replace(request.options, first_token_timeout_s=never_s, wait_timeout_s=never_s)
@@ -182,7 +182,7 @@ class Pipeline:
     def call_without_waiting(self, close: Callable[[], None]) -> None:
         """Call a finalizer that acquires the lock, in another thread if it is held.
 
-        A finalizer may run in any line of a thread, which may hold a lock, such as a logging
+        A finalizer may run in any line of a thread, which may hold another lock, such as a logging
         handler's, that this lock's holder waits for.
         """
         check_not_forked()
@@ -241,7 +241,7 @@ class Pipeline:
                 try:
                     error = fault()
                 except Exception:
-                    logger.exception("a look at what may end by itself has failed")
+                    logger.exception("checking an engine's processes has failed")
                     continue
                 if error is not None:
                     with self._lock:
@@ -285,7 +285,7 @@ class Pipeline:
     def _admit(self) -> None:
         """Assign free slots to requests in turn, then to one prefill ahead at a time.
 
-        As all methods below, called with the lock held.
+        The lock is held, as in all methods below.
         """
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         while self._free_slots and (live := self._next()) is not None:

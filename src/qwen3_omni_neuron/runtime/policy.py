@@ -70,7 +70,7 @@ class SchedulingPolicy:
             del self._ended_s[next(iter(self._ended_s))]
 
     def expected_s(self, rows: int) -> float:
-        """Return a prefill's expected seconds, as the last one of similar size."""
+        """Return a prefill's expected seconds: the last one's of similar size."""
         if not self._row_s:
             return 0.0
         digits = rows.bit_length()
@@ -169,14 +169,14 @@ class SchedulingPolicy:
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float) -> float:
-        """Audio that a request lacks until the frame after a prefill."""
+        """Return the seconds of silence that a prefill would cause before the next frame."""
         needs_s, lasts_s = expected_s, live.playback.left_s
         if self._shares_cores:
             needs_s += _frame_s(live) or 0.0
         elif live.text.closed or live.speech_ended:
             return 0.0
         else:
-            # Each token becomes a frame; last frames wait for a full chunk.
+            # Each token becomes a frame; the last ones wait for a full chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
             needs_s += self.step_s
@@ -201,7 +201,7 @@ class SchedulingPolicy:
 def turns(
     waiting: Iterable[LiveRequest], running: Iterable[LiveRequest], served_s: Mapping[Owner, float]
 ) -> Callable[[LiveRequest], tuple[int, float]]:
-    """Return the sort key of waiting requests: rule 3.
+    """Return rule 3 as a sort key of waiting requests.
 
     First the owner with the fewest slots, then the one that waits longest since its first request
     or last service. served_s: by owner.
@@ -227,7 +227,7 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
 
 
 def _patience_s(live: LiveRequest, now: float) -> float:
-    """Half of wait_timeout_s without progress."""
+    """Return the seconds left until half of wait_timeout_s has passed without progress."""
     return live.timestamps.progress_s + live.request.options.wait_timeout_s / 2 - now
 
 

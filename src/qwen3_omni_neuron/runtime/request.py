@@ -19,14 +19,14 @@ from qwen3_omni_neuron.runtime.runaway import SpokenPace
 from qwen3_omni_neuron.runtime.schedule import Playback
 from qwen3_omni_neuron.runtime.stop_strings import TextCodec
 
-# Written at once.
+# Tokens that a reply's buffers accept at once.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 RECENT_FRAMES = 9  # for frame_pace
 
 
 @dataclass(frozen=True)
 class WrittenReply:
-    """Reply, or piece of one, whose text is in its request.
+    """Reply, or a piece of one, whose text the caller wrote.
 
     token_ids: 1 to MOST_WRITTEN ids. before: white space after the previous piece.
     """
@@ -39,9 +39,9 @@ class WrittenReply:
 class Request:
     """One request.
 
-    options: with a seed. arrived_s: by the clock. keys: of the prompt's rows in the prefix cache.
-    ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: the
-    text begins with reasoning. pace: the caller's earlier one.
+    options: with a seed. arrived_s: by the pipeline's clock. keys: of the prompt's rows in the
+    prefix cache. ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker.
+    thinks: the text begins with reasoning. pace: of the caller's earlier replies.
     """
 
     prompt: Prompt
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass
 class Timestamps:
-    """Times by the clock in seconds; None if not yet."""
+    """Times of the pipeline's clock in seconds; None: not yet."""
 
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -102,7 +102,7 @@ class LiveRequest:
         self.encoding = False  # prefill waits for the encoder stage
         self.encoded: PromptMedia | None = None
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
-        self.end_probabilities: list[float] = []  # by frame; 1 until the whole text was taken
+        self.end_probabilities: list[float] = []  # by frame; 1 until the whole text was consumed
         self.decoded_frames = 0
         self.chunk_wanted = 1  # frames of the vocoder's next chunk
         self.chunks = 0  # decoded by the vocoder
@@ -162,7 +162,7 @@ class LiveRequest:
         return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
-        """Return the clock's time at which a wait becomes too long.
+        """Return the time at which a wait becomes too long.
 
         It counts from the last token, frame or chunk after waiting_since_s, or the start of the
         current engine call.
@@ -179,7 +179,7 @@ class LiveRequest:
             where = "it was still queued: every slot was in use"
             hint = "Raise first_token_timeout_s, or load with a larger max_concurrency."
         elif self.timestamps.first_token_s is None:
-            where = "the thinker was still at the prompt"
+            where = "the thinker was still reading the prompt"
             hint = "Raise first_token_timeout_s, or shorten the conversation."
         else:
             calls = [f"the {name}" for name, start in self.called_s.items() if start is not None]

@@ -43,7 +43,7 @@ class Playback:
 
     @property
     def left_s(self) -> float:
-        """Seconds to be played."""
+        """Seconds still to be played."""
         return max(0.0, self.until_s - self._now())
 
     @property

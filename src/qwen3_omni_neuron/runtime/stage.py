@@ -1,7 +1,7 @@
 """The stages' loop: one worker thread per stage, and containment of failures.
 
-An engine call that raises is repeated for each request alone. If the stage's code raises, all its
-requests end; if its thread or engine process ends, later ones are refused, too.
+If an engine call raises, it is repeated for each request separately. If the stage's own code
+raises, all its requests end; if its thread or engine process ends, later requests are refused, too.
 """
 
 import logging
@@ -40,7 +40,7 @@ Work = Callable[[], None]  # without the lock
 
 
 class Task:
-    """One request in one stage, used by the stage's thread alone.
+    """One request in one stage, used only by the stage's thread.
 
     prefilled_s: end of its last prefill call, -inf before the first.
     """
@@ -131,7 +131,7 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed.notify_all()
 
     def wake(self) -> None:
-        """Make the thread select again.
+        """Let the thread select again.
 
         The thread itself may call this: the garbage collector may end a request in any line.
         """

@@ -64,7 +64,7 @@ class SpeechStream(
         try:
             while isinstance(event := self._poll(since_s), float):
                 with self._live.output.changed:
-                    if not self._there():
+                    if not self._is_available():
                         self._live.output.changed.wait(event)
         except BaseException:
             self.close()
@@ -87,7 +87,7 @@ class SpeechStream(
         return event
 
     async def ready(self, delay_s: float) -> list[Event]:
-        """Wait for the next event; return it with others that are ready.
+        """Wait for the next event; return it, and others that are ready.
 
         Text waits delay_s for more. The list has at most one chunk, last unless Finished follows.
         Raises StopAsyncIteration after the end.
@@ -123,7 +123,7 @@ class SpeechStream(
             self._pipeline.cancel(self._next)
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ForkError):  # a forked child leaves its parent's block
+        with suppress(ForkError):  # in a child forked inside the block
             self.close()
 
     async def __aexit__(self, *_: object) -> None:
@@ -203,7 +203,7 @@ class SpeechStream(
         if self._done:  # closed meanwhile
             self.close()
 
-    def _there(self, chunk: bool = False) -> bool:
+    def _is_available(self, chunk: bool = False) -> bool:
         """Return whether an item (chunk: audio) or the end is available. The lock is held."""
         output = self._live.output
         return self._live.ended or (output.has_chunk if chunk else output.has_item)
@@ -212,13 +212,13 @@ class SpeechStream(
         output, loop, woken = self._live.output, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:  # the lock is held
-            if self._there(chunk):
+            if self._is_available(chunk):
                 output.on_change = None
                 with suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(woken.set)
 
         with output.changed:
-            if self._there(chunk):
+            if self._is_available(chunk):
                 return
             output.on_change = wake
         # Before Python 3.12, asyncio.wait_for loses a cancellation at the end of the wait.
@@ -299,7 +299,7 @@ class TextStream:
     def push(self, token_id: int | None) -> tuple[str, list[int]]:
         """Add a token, None for the end. Returns the newly completed text, and its ids.
 
-        At the end, of all buffered text.
+        At the end, returns all buffered text.
         """
         if token_id is not None:
             self._buffered.append(token_id)

@@ -69,11 +69,11 @@ class TalkerTask(PromptTask):
         params, frame = self._predictor, len(self.live.codes)
         noise = self.sampler.noise.at(frame) if params.do_sample else None
         # A first chunk does not wait for the next step.
-        known = self.speaks and self.live.chunks and self.has_row()
+        known = self.speaks and self.live.chunks and self.take_row()
         return PredictorSampling(noise, params.top_k, params.top_p, self.row if known else None)
 
-    def has_row(self) -> bool:
-        """Return whether the next call's row has arrived, and take it. The lock is held."""
+    def take_row(self) -> bool:
+        """Take the next call's row if it has arrived; return whether it has. The lock is held."""
         if self.row is None and self.live.text.ready:
             self.row = self.live.text.take()
         return self.row is not None
@@ -114,7 +114,7 @@ class TalkerStage(PrefillStage[TalkerTask]):
         first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         speaking = self._in_phase(Phase.STEP)
         stepping = [task for task in speaking if task.has_space]
-        stepping = [task for task in stepping if task.has_row()]
+        stepping = [task for task in stepping if task.take_row()]
         lives = [task.live for task in stepping]
         delayed = self._policy.delayed_speech_s(lives, self._clock.now())
         stepping = [task for task in stepping if task.live not in delayed]

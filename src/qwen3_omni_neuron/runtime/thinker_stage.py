@@ -40,8 +40,8 @@ from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest, Request
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import CallWatch, StopStrings
 
-MASK_WAIT_S = 0.005  # all requests wait for masks
-MASK_POLL_S = 0.002  # its request alone waits
+MASK_WAIT_S = 0.005  # every request waits for missing masks
+MASK_POLL_S = 0.002  # after that, only their requests wait
 LONG_ROWS = 256  # 20 s of audio, or a quarter-megapixel image
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
 
@@ -287,7 +287,7 @@ class ThinkerStage(PrefillStage[ThinkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int | None) -> None:
-        """Pass on a token; None: the text ended before it."""
+        """Pass on a token; None: the text has ended."""
         live, logprob, others = task.live, None, list[tuple[int, float]]()
         options = live.request.options
         logits, task.logits = task.logits, None

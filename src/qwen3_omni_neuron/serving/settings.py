@@ -67,7 +67,7 @@ class Limits:
     )
     voice_aliases: tuple[str, ...] = option(
         (),
-        "another name of a voice, such as marin=Chelsie; it precedes OpenAI's names",
+        "another name of a voice, such as marin=Chelsie; overrides OpenAI's names",
         _ALIASES,
         flag="--voice-alias",
         metavar="NAME=VOICE",
@@ -91,7 +91,7 @@ class Limits:
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "host name accepted without keys, beside localhost, the addresses and `--host`",
+        "host name accepted without keys, besides localhost, IP addresses and `--host`",
         _HOSTS,
         "403",
         flag="--allow-host",
@@ -183,7 +183,7 @@ class ServerSettings(Limits):
         _TEXTS,
         "401",
         metavar="FILE",
-        shown=f"those in ${KEYS_VARIABLE}, comma-separated; else none are needed",
+        shown=f"those in ${KEYS_VARIABLE}, comma-separated; else no key is needed",
         repr=False,
     )
     header_timeout_s: float = option(10.0, "time to receive a request's headers", SECONDS, _CUT)

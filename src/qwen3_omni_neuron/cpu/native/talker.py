@@ -39,7 +39,7 @@ class NativeTalker(TalkerEngine):
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot if no media are missing, else keep the rows."""
+        """Fill a slot; keep the rows instead if media are missing."""
         ids = prompt.token_ids.numpy()[start:]
         if np.isin(ids, self._config.thinker.media_token_ids).any():
             return super().prepare(slot, prompt, speaker_id, start)

@@ -1,5 +1,5 @@
-"""Objects in their own processes, whose methods are called from here.
+"""Engines in their own processes, called from this one.
 
-`engine_process` starts processes and calls the objects, which `server` runs; `mailbox` carries
+`engine_process` starts processes and calls the engines, which `server` runs; `mailbox` carries
 messages. A `child` ends with its parent; `fork` refuses the use of a model in a forked child.
 """

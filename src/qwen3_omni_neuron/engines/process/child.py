@@ -94,7 +94,7 @@ def describe_exit(status: int | None) -> str:
     except ValueError:  # a real-time signal
         name = f"signal {-status}"
     if name == "SIGKILL":
-        name += " (out of memory, unless somebody sent it)"
+        name += " (probably out of memory)"
     return f"was ended by {name}"
 
 
@@ -147,7 +147,7 @@ class SentException:
         except Exception:
             summary = "".join(traceback.format_exception_only(error)).strip()
             self._error = RuntimeError(
-                f"the engine's process raised what can't be sent to this one: {summary}"
+                f"the engine's process raised an exception that can't be pickled: {summary}"
             )
 
     def exception(self) -> Exception:

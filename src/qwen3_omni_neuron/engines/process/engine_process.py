@@ -30,7 +30,7 @@ class EngineGroup:
     """Processes that each build an engine, and get the same calls in the same order.
 
     An engine is an object with method `close` and attribute `fault`: see engines.protocols. A call
-    is for all or for the first ones, and returns the first one's result when all have answered. If
+    goes to all or to the first ones, and returns the first one's result when all have answered. If
     a process ends, hangs, or fails alone, all are ended: they may wait for each other. They end
     with `close`, or with this process.
     """
@@ -44,9 +44,9 @@ class EngineGroup:
     ) -> None:
         """Start the processes, which build their engines in parallel.
 
-        names: the engines', for messages. factories: return the engines; pickled, so each must be a
-        module's function, or a functools.partial of one, not from the main script. environments:
-        variables to add. threads: torch's, per process.
+        names: of the engines, for messages. factories: return the engines; pickled, so each must be
+        a module's function, or a functools.partial of one, but not of the main script.
+        environments: variables to add. threads: torch's, per process.
         Raises OSError if one can't start, and errors of pickling a factory.
         """
         self._calling = threading.Lock()  # held from a request to the last answer
