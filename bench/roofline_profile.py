@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.trn2.counts import CountedGraph, count_graphs
-from bench.trn2.times import SECONDS
+from bench.trn2.times import SECONDS, saved_in_one_call_s
 from qwen3_omni_neuron.compilation.degrees import Degrees
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.neuron.nxdi.target import NEURON
@@ -69,7 +69,9 @@ def profile_of(graphs: Sequence[CountedGraph], tp: int, name: str) -> StageProfi
         f"bench/roofline_profile.py: {meaning}, trn2 at TP={tp}, released sizes in "
         "bfloat16. Not measured."
     )
-    return StageProfile(name, source, stages)
+    named = {counted.graph.name: counted for counted in graphs if counted.tp == tp}
+    saved_s = saved_in_one_call_s(column, named["code_predictor"], named["talker_decode"])
+    return StageProfile(name, source, stages, saved_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

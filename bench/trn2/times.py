@@ -134,9 +134,9 @@ def calls_of(
     if wav is not None:
         talker_rows = min(rows + ASSISTANT_ROWS, plan.talker_context_length - 1)
         saved_s = 0.0
-        if plan.chunked_prefill and column in UNPUBLISHED:
+        if plan.chunked_prefill:
             step = _graph(graphs, "talker_decode", slots=1, window=talker_rows + FRAMES)
-            saved_s = _saved_s(column, _graph(graphs, "code_predictor", slots=1), step)
+            saved_s = saved_in_one_call_s(column, _graph(graphs, "code_predictor", slots=1), step)
         speech = SpeechCalls(
             sum(
                 call("hidden_projection", rows=size)
@@ -280,8 +280,13 @@ def _limit(parts_s: Mapping[str, float], shared: bool) -> str:
     return max(slowest, key=lambda part: reply_s[part])
 
 
-def _saved_s(bound: str, predictor: CountedGraph, step: CountedGraph) -> float:
-    """Return the host's time that the talker's step saves in the code predictor's call."""
+def saved_in_one_call_s(bound: str, predictor: CountedGraph, step: CountedGraph) -> float:
+    """Return the host's time that the talker's step saves in the code predictor's call.
+
+    bound: of SECONDS; a floor has no host's time.
+    """
+    if bound not in UNPUBLISHED:
+        return 0.0
     costs = predictor.cost, step.cost
     apart_s = sum(host_s(bound, cost.inputs, cost.copies) for cost in costs)
     copies = buffers(predictor.graph.inputs) + buffers(step.graph.outputs)

@@ -1,10 +1,12 @@
 """The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench import replay as replay_module
 from bench.replay import PUBLISHED_TTFB_S
-from testing.replaying.cases import PORT, PROFILES, case
+from testing.replaying.cases import OURS, PORT, PROFILES, case
 from testing.replaying.device import PLACEMENTS
 from testing.replaying.load import make_load
 from testing.replaying.profiles import StageProfile, measured_profile
@@ -32,6 +34,13 @@ def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port) -> None:
     assert shared["ttfb_mean_s"] == pytest.approx(PUBLISHED_TTFB_S, rel=0.1)
     assert shared["ttft_mean_s"] == pytest.approx(0.668)
     assert shared["underruns"] == 0
+
+
+def test_a_step_takes_less_in_the_code_predictors_call(port) -> None:
+    joined = replace(port, saved_s=0.002)
+    for behaviour, saved_s in ((OURS, 0.002), (PORT, 0.0)):
+        apart, one = (case(p, behaviour, "split", 1, FEW)["rtf_mean"] for p in (port, joined))
+        assert apart - one == pytest.approx(saved_s / 0.08, rel=0.05)
 
 
 def test_every_line_is_labelled_a_replay(capsys, tmp_path) -> None:

@@ -150,6 +150,8 @@ class Device:
             seconds = self._profile.prefill_by_rows_s(size)
         else:
             seconds = self._profile.seconds(STAGE_OF[name], size)
+        if name == "talker.step" and self._joins(slots):
+            seconds -= self._profile.saved_s
         self._cores.run(name, seconds)
         with self._changed:
             for slot in slots:
@@ -159,6 +161,11 @@ class Device:
     def encode(self, windows: int) -> None:
         """Spend the encoders' time for `windows` windows of audio."""
         self._cores.run("thinker.encode", self._profile.seconds("encoders", windows))
+
+    def _joins(self, slots: Sequence[int]) -> bool:
+        # Into the code predictor's call; the next text rows are taken to be known.
+        started = all(self._progress[slot].chunks for slot in slots)
+        return started and not self._behaviour.inline_frames
 
     def _drive(self, name: str, slots: Sequence[int]) -> None:
         how = self._behaviour

@@ -95,11 +95,12 @@ class StageLatency:
 
 @dataclass(frozen=True)
 class StageProfile:
-    """A latency for each of STAGES."""
+    """A latency for each of STAGES. saved_s: see bench.trn2.times.SpeechCalls."""
 
     name: str
     source: str
     stages: Mapping[str, StageLatency]
+    saved_s: float = 0.0
 
     def seconds(self, stage: str, size: float) -> float:
         """Return the seconds of a call. Raises ProfileError above the largest bucket."""
@@ -124,7 +125,8 @@ class StageProfile:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             stages = {name: _latency(name, value["stages"][name]) for name in STAGES}
-            return StageProfile(value["name"], value["source"], stages)
+            saved_s = float(value.get("saved_s", 0))
+            return StageProfile(value["name"], value["source"], stages, saved_s)
         except OSError as error:
             raise ProfileError(f"{path} can't be read: {error}.") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -140,7 +142,8 @@ class StageProfile:
             }
             for name, latency in self.stages.items()
         }
-        write_json(path, {"name": self.name, "source": self.source, "stages": stages})
+        value = {"name": self.name, "source": self.source, "saved_s": self.saved_s}
+        write_json(path, value | {"stages": stages})
 
 
 def measured_profile(rows: Sequence[Row], name: str, source: str) -> StageProfile:
