@@ -88,8 +88,8 @@ def whole_reply(text: str) -> Picture:
         f"Whole reply of {FRAMES} frames, ms",
         {**_beside_openvino(text, "whole reply"), **rows},
         "ms",
-        "`small` (155 M random parameters), two cores. Left of the line a reply is made faster "
-        "than it plays: its RTF is below 1. See [other packages](docs/benchmarks/comparisons.md).",
+        "`small` (155 M random parameters), two cores. Left of the line a reply takes less "
+        "time to compute than to play: RTF below 1. See [other packages](docs/benchmarks/comparisons.md).",
         (FRAMES * FRAME_MS, f"{FRAMES * FRAME_MS:.0f} ms: as long as it plays"),
     )
 
@@ -165,7 +165,7 @@ def released_frame(text: str) -> Picture:
         "with AVX-512": {
             "measured": FRAME_MS * numbers(figures["RTF"])[0],
             "its parts by the machine's rates": FRAME_MS
-            * numbers(figures["the sum of its parts' limits"])[0],
+            * numbers(figures["RTF if every part ran at its limit"])[0],
         }
     }
     return Picture(
@@ -173,7 +173,7 @@ def released_frame(text: str) -> Picture:
         rows,
         "ms",
         "35 G random parameters, two cores: RTF times 80 ms, so that the prompt is included. "
-        "Where a bar crosses the line, speech is made slower than it plays. See "
+        "Where a bar crosses the line, speech is slower to compute than to play. See "
         "[The released size](docs/benchmarks/released.md).",
         (FRAME_MS, f"{FRAME_MS:.0f} ms: as long as it plays"),
     )
