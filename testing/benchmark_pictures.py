@@ -88,8 +88,9 @@ def whole_reply(text: str) -> Picture:
         f"Whole reply of {FRAMES} frames, ms",
         {**_beside_openvino(text, "whole reply"), **rows},
         "ms",
-        "`small` (155 M random parameters), two cores. Left of the line a reply takes less "
-        "time to compute than to play: RTF below 1. See [other packages](docs/benchmarks/comparisons.md).",
+        "`small` (155 M random parameters), two cores. Left of the line a reply takes less time "
+        "to compute than to play: RTF below 1. See "
+        "[other packages](docs/benchmarks/comparisons.md).",
         (FRAMES * FRAME_MS, f"{FRAMES * FRAME_MS:.0f} ms: as long as it plays"),
     )
 
