@@ -202,15 +202,15 @@ def test_head_has_the_status_and_headers_of_get_and_no_body() -> None:
 def test_a_path_that_clients_know_is_refused_with_what_serves_it() -> None:
     for method, path, said in (
         ("POST", "/v1/embeddings", "no embeddings"),
-        ("POST", "/v1/images/generations", "draws none"),
+        ("POST", "/v1/images/generations", "can't draw"),
         ("POST", "/v1/live/sessions", "WebSocket /v1/realtime"),
         ("POST", "/v1/realtime/calls", "no WebRTC"),
         ("POST", "/v1/messages", "OpenAI-compatible provider"),
         ("GET", "/api/tags", "OpenAI-compatible provider"),
         ("POST", "/chat/completions", "ends with /v1 here"),
         ("POST", "/v1/v1/chat/completions", "one /v1"),
-        ("POST", "/v1/embeddingsx", "Served are /v1/chat/completions, /v1/responses"),
-        ("POST", "/v1/chat/completion", "Did you mean /v1/chat/completions? Served are"),
+        ("POST", "/v1/embeddingsx", "This server has /v1/chat/completions, /v1/responses"),
+        ("POST", "/v1/chat/completion", "Did you mean /v1/chat/completions? This server has"),
     ):
         with scripted() as server:
             answer = answer_of(server, path, method)

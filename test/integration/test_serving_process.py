@@ -212,7 +212,7 @@ needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="no /proc, which Linux has"
 )
 SPLIT = ("--placement", "split", "--model", str(SPEAKING_CHECKPOINT))
-ENDED = "the model has ended. The request may be sent again: the server starts anew."
+ENDED = "the model has ended. Send the request again later: the server restarts."
 
 
 @needs_proc

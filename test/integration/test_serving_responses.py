@@ -578,7 +578,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
         ),
         (result({"type": "x"}), "output"),
         (result(IMAGE), r"^input\[0\].output\[0\].type: .* the result of a function is text"),
-        (message(IMAGE, "assistant"), r"^input\[0\].content\[0\] is image, which only messages of"),
+        (message(IMAGE, "assistant"), r"^input\[0\].content\[0\] is image, which only user messages"),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not kept"),
         ({"previous_response_id": "resp_0"}, "is not kept"),
         ({"previous_response_id": ""}, "is not kept"),

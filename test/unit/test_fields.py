@@ -372,7 +372,7 @@ def test_every_row_of_the_table_is_honoured_or_refused_but_for_its_one_value() -
             assert options({name: value}, reads)[option] == value
             assert option not in options({name: None}, reads)
         if name != option:
-            with pytest.raises(ApiError, match=f"{option} is 1, and another field"):
+            with pytest.raises(ApiError, match=f"{option} is 1, but another field"):
                 read({name: value, option: 1})
     for reads, table in ((read, REFUSED), (read_response, REFUSED | REFUSED_IN_RESPONSES)):
         for name, (only, instead) in table.items():

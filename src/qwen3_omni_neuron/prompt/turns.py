@@ -16,8 +16,8 @@ ROUNDING_S = 1e-3
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Kept(ShortRepr):
-    """The caller's data about a turn, stored with it and otherwise unused.
+class CallerData(ShortRepr):
+    """The caller's data about a turn: stored with it, otherwise unused.
 
     shown: JSON values and arrays. size: bytes counted for the turn.
     """
@@ -33,7 +33,7 @@ class Kept(ShortRepr):
 
 
 @dataclass(eq=False, repr=False)
-class Turn(Kept):
+class Turn(CallerData):
     """Message of a session's history; see `Session.read`.
 
     given, checked: content, a string or a list of items; `given` has a growing clip itself.
@@ -88,7 +88,7 @@ class Turn(Kept):
 
 
 @dataclass(eq=False, repr=False)
-class Reply(Kept):
+class Reply(CallerData):
     """Reply in a session's history: the text and audio that the caller got.
 
     bytes_per_s: pace of earlier replies. ended: no event follows. complete: the caller got the last

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from qwen3_omni_neuron.serving.edge.quotas import Account, Quota
 from qwen3_omni_neuron.serving.openai.errors import ApiError
 
-_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # of Python objects per response and item
+_RESPONSE_BYTES, _ITEM_BYTES = 1 << 10, 1 << 8  # overhead of a response and of an item
 MOST_CHARACTERS = 4 << 20  # in all transcripts of spoken replies
 Value = TypeVar("Value")
 
@@ -26,8 +26,8 @@ class _Entry(Generic[Value]):
     until: float
 
 
-class Kept(Generic[Value]):
-    """Memory by owner and name, limited in bytes, number and time.
+class BoundedStore(Generic[Value]):
+    """Values by owner and name, limited in bytes, number and age.
 
     An owner has at most a share of bytes and number. A new value evicts the least recently used,
     its owner's first. All bytes also count in the quota of requests and sessions, if any; a value
@@ -142,7 +142,7 @@ class KeptResponse:
     """One complete response, each part as JSON.
 
     previous: id of the response that it continues. input, output: its own items by id. listed: its
-    new input items as in a list of the conversation, by other ids.
+    new input items as list_input_items shows them, by their ids there.
     """
 
     body: bytes
@@ -159,10 +159,10 @@ class KeptResponse:
         return len(self.body) + sum(map(len, items)) + objects
 
 
-class KeptResponses(Kept[KeptResponse]):
-    """Responses that later turns may name by their or their items' ids.
+class KeptResponses(BoundedStore[KeptResponse]):
+    """Responses that later turns may name by their ids or their items' ids.
 
-    A turn uses all earlier responses, so that a continued conversation stays whole.
+    A turn counts as a use of all earlier responses, so that a continued conversation stays whole.
     """
 
     def keep(self, owner: str, response_id: str, response: KeptResponse) -> None:
@@ -178,7 +178,7 @@ class KeptResponses(Kept[KeptResponse]):
         with self._lock:
             name: str | None = response_id
             while name is not None:
-                # The first response is used last: a conversation loses its end first.
+                # The first response is used last, so that a conversation loses its end first.
                 found = self.use(owner, name)
                 if found is None:
                     return None
@@ -212,7 +212,7 @@ class LastResponse:
         return self._turns if response_id == self._id else []
 
 
-class SpokenReplies(Kept[str]):
+class SpokenReplies(BoundedStore[str]):
     """Transcripts of spoken replies by their audio's id: the model reads only the text."""
 
     def __init__(self, most: int, seconds: float, share: float):

@@ -31,24 +31,22 @@ class Metrics:
 
         self.requests = counter("requests", "Requests by path and status", "path", "status")
         self.in_progress = gauge("requests_in_progress", "Requests being answered")
-        self.realtime_sessions = gauge("realtime_sessions", "Realtime sessions that are open")
-        self.seconds = histogram("request_seconds", "Time of a whole request")
-        self._queued = histogram("queued_seconds", "Time of a request in the queue for a slot")
+        self.realtime_sessions = gauge("realtime_sessions", "Open realtime sessions")
+        self.seconds = histogram("request_seconds", "Duration of a request")
+        self._queued = histogram("queued_seconds", "Time in the queue for a slot")
         self._ttft = histogram("ttft_seconds", "Time to the first text token")
         self._ttfb = histogram("ttfb_seconds", "Time to the first sample of speech")
         self._rtf = histogram("rtf", "Time of a reply's speech over its duration", _FACTORS)
-        self._underruns = counter("underruns", "Times that a player ran out of speech")
-        self._silent = counter("underrun_seconds", "Time that players waited for speech")
+        self._underruns = counter("underruns", "Underruns of playback")
+        self._silent = counter("underrun_seconds", "Silence in underruns")
         self._tokens = counter("tokens", "Tokens by kind", "kind")
         self._frames = counter("frames", "Codec frames of speech, of 80 ms each")
-        self._audio = counter("audio_seconds", "Duration of the speech that was made")
-        self._finished = counter("replies", "Replies by the reason that text ended", "reason")
-        self._runaway = counter("runaway_replies", "Replies whose speech ran away, and was ended")
-        self.failed_calls = counter(
-            "tool_calls_failed", "Replies that a malformed call of a tool has ended"
-        )
+        self._audio = counter("audio_seconds", "Duration of the generated speech")
+        self._finished = counter("replies", "Replies by finish reason of the text", "reason")
+        self._runaway = counter("runaway_replies", "Replies whose runaway speech was ended")
+        self.failed_calls = counter("tool_calls_failed", "Replies ended by a malformed tool call")
         self.without_effect = counter(
-            "fields_without_effect", "Fields that were sent and have no effect", "path", "field"
+            "fields_without_effect", "Fields sent without effect", "path", "field"
         )
         registry.register(_ModelFigures(model))
 
@@ -84,7 +82,7 @@ class _ModelFigures(Collector):
         info = GaugeMetricFamily(_PREFIX + "info", "Version and model", labels=("version", "model"))
         info.add_metric((__version__, self._model.name), 1)
         ready = GaugeMetricFamily(
-            _PREFIX + "ready", "1 where requests are answered", value=int(self._model.ready)
+            _PREFIX + "ready", "1 if requests are answered", value=int(self._model.ready)
         )
         omni = self._model.omni
         if omni is None:
@@ -100,9 +98,9 @@ class _ModelFigures(Collector):
             calls.add_metric((name,), stage.calls)
             busy.add_metric((name,), stage.busy_s)
         slots = {
-            "slots": ("Requests that can run at a time", omni.info.slots),
-            "slots_used": ("Requests that run", status.running),
-            "queue_length": ("Requests that wait for a slot", status.queued),
+            "slots": ("Most concurrent requests", omni.info.slots),
+            "slots_used": ("Running requests", status.running),
+            "queue_length": ("Requests waiting for a slot", status.queued),
         }
         gauges = [GaugeMetricFamily(_PREFIX + n, text, value=v) for n, (text, v) in slots.items()]
         return [info, ready, *gauges, calls, busy]

@@ -65,17 +65,16 @@ class ServedModel:
         """Why this process must be restarted, or None."""
         if self._state == "failed":
             return (
-                "a process or thread of the model has died. Start the server anew; its log says "
-                "why, at model_died."
+                "a process or thread of the model has died. Restart the server; its log says why, "
+                "at model_died."
             )
         stall = self._stall()
         if stall is None:
             return None
         stage, seconds = stall
         return (
-            f"the {stage} has been in one call of its engine for {seconds:.0f} s, and "
-            f"{self._stall_timeout_s:g} s is the most (stall_timeout_s). Start the server anew; "
-            "where its calls do take so long, give them more time."
+            f"an engine call of the {stage} has run for {seconds:.0f} s, but stall_timeout_s is "
+            f"{self._stall_timeout_s:g} s. Restart the server; if calls are that slow, raise it."
         )
 
     def _stall(self) -> tuple[str, float] | None:
@@ -132,7 +131,7 @@ class ServedModel:
             if status.fault is not None:
                 self._fail(status.fault)
             if not status.running and not status.queued:
-                with suppress(RuntimeError):  # the system gives no more threads
+                with suppress(RuntimeError):  # no more threads are available
                     await asyncio.to_thread(self._idle_memory.look)
 
     def _fail(self, reason: str) -> None:

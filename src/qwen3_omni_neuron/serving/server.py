@@ -293,6 +293,4 @@ def _listening_sockets(host: str, port: int) -> list[socket.socket]:
             sock.close()
         # For a taken port, Python's error repeats the address.
         reason = (error.strerror or str(error)).partition(" (while ")[0]
-    raise OutputError(
-        f"{host}:{port} can't be listened on: {reason}. Take another --host or --port."
-    )
+    raise OutputError(f"can't listen on {host}:{port}: {reason}. Use another --host or --port.")

@@ -25,8 +25,8 @@ class Turnstile:
     """Admits one task per round of the event loop.
 
     All requests' frames are computed together, so their chunks arrive together, and each takes the
-    event loop a third of a millisecond. A new request, or another one's first chunk, would wait for
-    eight chunks; if chunks other than a request's first take turns, it waits for one.
+    event loop a third of a millisecond. If all but first chunks take turns, a new request, or a
+    first chunk, waits for one chunk instead of eight.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Turnstile:
 class Service:
     """Model, settings, metrics, limits, and replies for later turns.
 
-    decoder: pool of processes that decode media. Quotas: held, bytes of all requests and sessions;
-    requests, running and waiting ones; sessions, realtime sessions.
+    decoder: pool of processes that decode media. Quotas: held: bytes of all requests and sessions.
+    requests: running and waiting ones. sessions: realtime sessions.
     """
 
     def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None):
@@ -121,7 +121,7 @@ class Service:
         return omni
 
     def count_without_effect(self, path: str, given: Any) -> None:
-        """Count a client's fields without effect: see `sent_without_effect`."""
+        """Count a client's fields without effect; see `sent_without_effect`."""
         for name in dict.fromkeys(sent_without_effect(path, given, self.model.name)):
             self.metrics.without_effect.labels(path, name).inc()
         skipped = getattr(given, "skipped", ())
@@ -142,8 +142,8 @@ class Service:
         def refusal(size: int) -> ApiError:
             return ApiError(
                 413,
-                f"the request takes {size} bytes in memory, with its media decoded, and {most} is "
-                "the most. Send fewer or smaller media.",
+                f"the request needs {size} bytes of memory, decoded media included; the limit is "
+                f"{most}. Send fewer or smaller media.",
                 "request_too_large",
             )
 
@@ -156,8 +156,8 @@ class Service:
         def refusal(size: int) -> ApiError:
             return ApiError(
                 400,
-                f"the session would hold {size} bytes of items, sound and text, and {most} are the "
-                "most. Delete items, clear the buffer, or begin another session.",
+                f"the session would have {size} bytes of items, sound and text; the limit is "
+                f"{most}. Delete items, clear the buffer, or begin another session.",
                 "session_too_large",
             )
 

@@ -1,4 +1,4 @@
-"""Media from URLs: hosts that the operator allows, public addresses, within limits."""
+"""Fetching of media from URLs of allowed hosts at public addresses, within limits."""
 
 import asyncio
 import contextlib
@@ -203,7 +203,7 @@ class Fetcher:
                         where, f"it has more than {self._most_bytes} bytes", "media_too_large"
                     )
             if response.length:  # bytes missing when the connection ended
-                raise _refused(where, "its content is cut short")
+                raise _refused(where, "its content is truncated")
             if time.monotonic() >= end_s:
                 raise TimeoutError
             return bytes(content), None

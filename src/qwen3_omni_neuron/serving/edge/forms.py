@@ -42,13 +42,13 @@ class Form:
         elif key != name and not isinstance(before, str):
             self.fields[key] = [*(before or ()), text]
         else:
-            _refuse(f"{name[:80]!r} is there twice")
+            _refuse(f"{name[:80]!r} appears twice")
 
     def add_file(self, part: File) -> None:
         """Add a file. Raises ApiError."""
         name = _text(part.field_name, "a name")
         if name in self.files:
-            _refuse(f"{name[:80]!r} is there twice")
+            _refuse(f"{name[:80]!r} appears twice")
         self._check_parts()
         assert isinstance(part.file_object, BytesIO), "no file is written"
         self.files[name] = part.file_object.getvalue()  # without a copy
@@ -79,7 +79,7 @@ def read_form(body: bytes, content_type: str) -> Form:
         _refuse(str(error)[:200])
     inner = parser.parser
     if not isinstance(inner, MultipartParser) or inner.state != MultipartState.END:
-        _refuse("it does not end with its boundary: was it cut short?")
+        _refuse("it does not end with its boundary; it may be truncated")
     return form
 
 

@@ -38,11 +38,11 @@ _WANTED_METHOD, _WANTED_HEADERS = (
 )
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # a key's prefix in OpenAI's client for browsers
 
-# Rounds of the event loop before an endpoint runs, to learn which clients have left: the backlog
+# Rounds of the event loop before an endpoint runs, to notice clients that have left: the backlog
 # may have thousands of their requests.
 _ROUNDS = 3
-# Reading at memory's speed would block the event loop. While others have requests, an owner rests
-# after each part, at most 256 KB, of its large bodies.
+# Reading at memory speed would block the event loop. While others have requests, an owner rests
+# after each part of a large body, of at most 256 KB.
 _FIRST_BYTES, _REST_S = 1 << 18, 0.002
 
 
@@ -50,8 +50,8 @@ class Gate:
     """ASGI middleware in front of the application.
 
     It checks the key, reads the whole body within limits, and cancels the endpoint if the client
-    leaves or time is over. Every answer gets a request id, the scope's `request_id` if set, and a
-    log line. For one event loop.
+    leaves or the time limit is reached. Every answer gets a request id, the scope's `request_id` if
+    set, and a log line. For one event loop.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -212,8 +212,7 @@ class Gate:
         except TimeoutError:
             raise ApiError(
                 408,
-                f"the body did not arrive within {settings.body_timeout_s:g} s. Send less, or "
-                "faster.",
+                f"no complete body within {settings.body_timeout_s:g} s. Send less, or faster.",
                 "body_timeout",
             ) from None
         finally:
@@ -233,8 +232,7 @@ class Gate:
         if size > most:
             raise ApiError(
                 413,
-                f"the body has more than {most} bytes, the most that is taken. Send less, or media "
-                "in a compressed format.",
+                f"the body has more than {most} bytes, the limit. Send less, or compressed media.",
                 "body_too_large",
             )
 
@@ -258,7 +256,7 @@ class Gate:
             return
         if not leaving.done():
             raise ApiError(
-                504, f"no answer within {timeout_s:g} s. Ask for less.", "request_timeout"
+                504, f"no answer within {timeout_s:g} s. Request less.", "request_timeout"
             )
         context.error = "client_left"
 
@@ -293,8 +291,9 @@ async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
 class Sites:
     """Check of the headers Host and Origin, which browsers set truthfully.
 
-    Without keys any site's page could send requests to loopback through its visitor's browser, and
-    read answers after DNS rebinding: only known names pass, and addresses, which can't be rebound.
+    Without keys, any website could send requests to loopback through a visitor's browser, and read
+    the answers after DNS rebinding. So only known names pass, and IP addresses, which can't be
+    rebound.
     """
 
     def __init__(self, settings: ServerSettings):
@@ -317,9 +316,8 @@ class Sites:
             if not self._any_name and not self._known(host):
                 raise ApiError(
                     403,
-                    f"this server has no keys, and {host[:100]!r} is not one of its names. Ask it "
-                    "by its IP address, or allow the name with --allow-host (allowed_hosts of a "
-                    "fleet).",
+                    f"this server has no keys, and {host[:100]!r} is not one of its names. Use its "
+                    "IP address, or allow the name with --allow-host (fleet: allowed_hosts).",
                     "host_not_allowed",
                 )
         for origin in origins:
@@ -327,7 +325,7 @@ class Sites:
                 raise ApiError(
                     403,
                     f"a page of {origin[:100]!r} may not use this server. Allow it with "
-                    "--allow-origin (allowed_origins of a fleet).",
+                    "--allow-origin (fleet: allowed_origins).",
                     "origin_not_allowed",
                 )
         return origins[0] if origins and origins[0] in self._origins else None

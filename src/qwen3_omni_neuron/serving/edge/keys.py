@@ -140,7 +140,7 @@ class RequestRates:
             wait_s = math.ceil((1 - left) * 60 / self._per_minute)
             raise ApiError(
                 429,
-                f"{self._per_minute} requests a minute is the most for one caller. Try again in "
+                f"the limit is {self._per_minute} requests a minute per caller. Try again in "
                 f"{wait_s} s.",
                 "rate_limit_exceeded",
                 retry_after_s=wait_s,

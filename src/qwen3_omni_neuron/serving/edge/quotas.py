@@ -43,8 +43,7 @@ class Quota:
             whose, status, taken, most = "this key or address has", 429, own - amount, most_of_owner
         raise ApiError(
             status,
-            f"{whose} {taken} {self._what}, this needs {amount}, and {most} is the most. Try again "
-            "soon.",
+            f"{whose} {taken} {self._what}, this needs {amount}; the limit is {most}. Try later.",
             self._code,
             retry_after_s=RETRY_S,
         )

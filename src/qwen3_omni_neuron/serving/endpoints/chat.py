@@ -59,8 +59,8 @@ async def delete_chat_completion(request: Request, completion_id: str) -> Json:
     audio_id, _ = service.replies.named(completion_id)
     if not service.replies.delete(context.owner, audio_id):
         message = (
-            f"no spoken reply of {completion_id[:80]!r} is kept: it has expired, was deleted, or "
-            "never was."
+            f"no spoken reply of {completion_id[:80]!r} is stored: it expired, was deleted, or "
+            "never existed."
         )
         raise ApiError(404, message, "completion_not_found")
     return {"object": "chat.completion.deleted", "id": completion_id, "deleted": True}

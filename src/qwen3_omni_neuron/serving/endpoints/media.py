@@ -148,7 +148,7 @@ class MediaReader:
                     continue
                 if name in given and given[name] != value:
                     raise wrong_value(
-                        f"{path}.{name} is another value than {paths[name]}. Give one of them.",
+                        f"{path}.{name} differs from {paths[name]}. Give one of them.",
                         f"{path}.{name}"[:200],
                     )
                 given[name], paths[name] = value, f"{path}.{name}"
@@ -229,12 +229,10 @@ class MediaReader:
             nonlocal held
             most_s, most, where = self._settings.max_media_s, self._settings.max_pixels, found.where
             if measured.seconds > most_s:
-                message = f"{where} lasts {measured.seconds:.1f} s, and {most_s:g} s is the most."
+                message = f"{where} lasts {measured.seconds:.1f} s; the limit is {most_s:g} s."
                 raise ApiError(400, f"{message} Send a part of it.", "media_too_long", where)
             if measured.pixels > most:
-                message = (
-                    f"{where} has {measured.pixels} pixels, and {most} is the most. Shrink it."
-                )
+                message = f"{where} has {measured.pixels} pixels; the limit is {most}. Shrink it."
                 raise ApiError(400, message, "media_too_large", where)
             more = max(0, _COPIES * measured.size - held)
             hold(more)
@@ -266,7 +264,7 @@ class MediaReader:
         self._count += 1
         if self._count > self._settings.max_media:
             message = (
-                f"the request has more than {self._settings.max_media} media items. Send less."
+                f"the request has more than {self._settings.max_media} media items. Send fewer."
             )
             raise ApiError(400, message, "too_many_media", self._param)
 
@@ -277,7 +275,7 @@ class MediaReader:
             return url
         end = url.find(",", 0, _MOST_HEAD)
         if end < 0 or not _BASE64.search(url[:end]):
-            message = f"{where} is a data URL that is not of the form data:TYPE;base64,CONTENT."
+            message = f"{where} must be a data URL of the form data:TYPE;base64,CONTENT."
             raise ApiError(400, message, "invalid_media_url", where)
         return self._decoded(url[end + 1 :], where)
 

@@ -64,7 +64,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response."""
     service, context = parts_of(request)
     if _query(request, requests.ResponseQuery, RESPONSE).stream:
-        raise wrong_value("a response that has ended is not streamed again.", "stream")
+        raise wrong_value("a finished response can't be streamed again.", "stream")
     kept = service.responses.get(context.owner, response_id)
     if kept is None:
         raise _not_kept(404, response_id, None)
@@ -106,8 +106,8 @@ def _query(request: Request, kind: type[Query], path: str) -> Query:
 def _not_kept(status: int, response_id: str, param: str | None) -> ApiError:
     return ApiError(
         status,
-        f"the response {response_id[:80]!r}, or one that it continues, is not kept: it has "
-        "expired, was deleted, was too large, was not to be stored, or never was. Send the whole "
+        f"the response {response_id[:80]!r}, or one that it continues, is not stored: it expired, "
+        "was deleted, was too large, had store: false, or never existed. Send the whole "
         "conversation as input.",
         "previous_response_not_found" if param else "response_not_found",
         param,
@@ -186,7 +186,7 @@ def _page(
         left = dropwhile(lambda part: query.after not in part, left)
     items = chain.from_iterable(order(part.items()) for part in left)
     if query.after is not None and query.after not in (name for name, _ in items):
-        raise wrong_value(f"after: there is no item {query.after[:80]!r} in it.", "after")
+        raise wrong_value(f"after: the conversation has no item {query.after[:80]!r}.", "after")
     page = list(islice(items, query.limit))
     _hold(sum(len(content) for _, content in page), service, context)
     data = [listed(name, content) for name, content in page]
@@ -217,8 +217,8 @@ def _own_items(
             if content is None:
                 raise ApiError(
                     400,
-                    f"input[{i}] refers to the item {item.item_id[:80]!r}, which is not kept: it "
-                    "has expired, was too large, was not to be stored, or never was. Send the item "
+                    f"input[{i}] refers to the item {item.item_id[:80]!r}, which is not stored: it "
+                    "expired, was too large, had store: false, or never existed. Send the item "
                     "itself (with the AI SDK: store: false).",
                     "item_not_found",
                     "input",
@@ -234,8 +234,8 @@ def _hold(size: int, service: Service, context: Context) -> None:
     if size > most:
         raise ApiError(
             413,
-            f"the responses that are named have {size} bytes, and {most} is the most that is "
-            "taken. Begin another conversation.",
+            f"the referenced responses have {size} bytes; the limit is {most}. Begin another "
+            "conversation.",
             "body_too_large",
             "input",
         )

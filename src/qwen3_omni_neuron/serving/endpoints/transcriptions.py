@@ -113,14 +113,14 @@ class TranscriptionRequest(ClientObject):
         """Raise ApiError for fields that exclude each other."""
         if self.stream and self.response_format not in ("json", "text"):
             raise wrong_value(
-                f"{self.response_format} can't be streamed. Take json, or stream: false.", "stream"
+                f"{self.response_format} can't be streamed. Use json, or stream: false.", "stream"
             )
         if self.include and self.response_format != "json":
-            raise wrong_value("include: logprobs come with response_format json alone.", "include")
+            raise wrong_value("include: logprobs need response_format json.", "include")
         if "word" in self.timestamp_granularities:
             message = (
-                "timestamp_granularities: word is not there, since the model writes words without "
-                "their times. Take segment: a segment is at most 8 s long."
+                "timestamp_granularities: word is not supported: the model gives words no times. "
+                "Use segment: a segment is at most 8 s long."
             )
             raise wrong_value(message, "timestamp_granularities")
         if self.timestamp_granularities and self.response_format != "verbose_json":
@@ -177,7 +177,7 @@ def _read(
     check_lengths(options)
     content = form.files.pop("file", None)
     if content is None or form.files:
-        raise wrong_value("the form needs one file, under the name file.", "file")
+        raise wrong_value("the form needs one file, in the field file.", "file")
     service.count_without_effect(TRANSCRIPTIONS, wanted)
     media = MediaReader(service, context.omni, context.owner, param="file", in_windows=True)
     context.warnings = media.warnings

@@ -387,7 +387,7 @@ class ChatRequest(TextRequest):
 def check_request(wanted: ChatRequest) -> None:
     """Refuse unsupported fields and combinations. Raises ApiError."""
     if wanted.stream and wanted.speaks and wanted.sound_format == "flac":
-        message = "flac can't be streamed. Take pcm16, wav, mp3, opus or aac, or stream: false."
+        message = "flac can't be streamed. Use pcm16, wav, mp3, opus or aac, or stream: false."
         raise wrong_value(message, "audio.format")
     if wanted.top_logprobs and not wanted.logprobs:
         raise wrong_value("top_logprobs needs logprobs: true.", "top_logprobs")
@@ -457,7 +457,7 @@ def text_options(
     for name in names & extra.keys():
         if options.setdefault(name, extra[name]) != extra[name]:
             raise wrong_value(
-                f"{name} is {format_value(extra[name])}, and another field of the request makes it "
+                f"{name} is {format_value(extra[name])}, but another field sets it to "
                 f"{format_value(options[name])}. Give one of them.",
                 name,
             )
@@ -534,7 +534,7 @@ def _message(message: Message, where: str, read_media: ReadMedia, transcript: Tr
         content = transcript(message.audio.id)
         if content is None:
             place = f"{where}.audio.id"
-            said = f"{place} names audio that has expired or never was. Send its text."
+            said = f"{place} names audio that expired or never existed. Send its text."
             raise ApiError(400, said, "audio_not_found", place)
     if message.tool_calls and message.role == "assistant":
         calls = [(call, call.function) for call in message.tool_calls]
@@ -553,8 +553,8 @@ def _message(message: Message, where: str, read_media: ReadMedia, transcript: Tr
         if item["type"] != "text":
             place = f"{where}.content[{i}]"
             raise wrong_value(
-                f"{place} is {item['type']}, which only messages of the user may hold. Send it in "
-                f"one of them, after this message of role {message.role}.",
+                f"{place} is {item['type']}, which only user messages may have. Send it in "
+                f"one, after this message of role {message.role}.",
                 place,
             )
     return {**made, "content": "".join(item["text"] for item in items)}
@@ -567,9 +567,9 @@ def _check_message(message: Message, where: str) -> None:
         found = [n for n in ("refusal", "tool_calls", "audio") if getattr(message, n)]
         name, why = found[0] if found else "", "only messages of role assistant have it"
     elif message.content and message.refusal:
-        name, why = "refusal", "the message has content, too. Give one of them"
+        name, why = "refusal", "the message also has content. Give one of them"
     elif (message.model_extra or {}).get("function_call") is not None:
-        name, why = "function_call", "tool_calls have replaced it. Send the call as one of them"
+        name, why = "function_call", "tool_calls has replaced it. Send the call there"
     if name:
         raise wrong_value(f"{where}.{name}: {why}.", f"{where}.{name}")
 

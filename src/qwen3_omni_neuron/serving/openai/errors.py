@@ -105,14 +105,14 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
             return ApiError(status, text, code, field, RETRY_S if status in (429, 503) else None)
     if isinstance(error, EngineDiedError | ClosedError):
         # The message has process ids and output for the log.
-        message = "the model has ended. The request may be sent again: the server starts anew."
+        message = "the model has ended. Send the request again later: the server restarts."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     if isinstance(error, RuntimeError) and text == "can't start new thread":
         message = "the server has no more threads. Try again later."
         return ApiError(503, message, "no_threads", retry_after_s=RETRY_S)
     return ApiError(
         500,
-        "the server failed. Its log says why, under the x-request-id of this answer.",
+        "the server failed. Its log says why, at this answer's x-request-id.",
         "internal_error",
     )
 

@@ -121,31 +121,31 @@ _LISTED = (
     *(_CHAT, "/v1/responses", "/v1/completions", "/v1/audio/speech"),
     *("/v1/audio/transcriptions", "/v1/models"),
 )
-_SERVED = f"Served are {', '.join(_LISTED)} and the WebSocket /v1/realtime."
+_SERVED = f"This server has {', '.join(_LISTED)} and the WebSocket /v1/realtime."
 _OWN_FILES = f"Nothing is stored here: send files as parts of a message to {_CHAT}."
 _OWN_API = (
-    "It is of another API: choose the OpenAI-compatible provider of your client, with a base URL "
-    "that ends with /v1."
+    "This path belongs to another API: choose your client's OpenAI-compatible provider, with a "
+    "base URL that ends with /v1."
 )
 ADVICE: Mapping[str, str] = {
-    "/v1/embeddings": "The model makes no embeddings: name another server for them.",
-    "/v1/rerank": "The model ranks nothing: name another server for it.",
-    "/v1/moderations": "The model rates no texts: ask it in a message, or name another server.",
-    "/v1/images": f"The model sees images and draws none: send them in a message to {_CHAT}.",
-    "/v1/videos": f"The model sees videos and makes none: send them in a message to {_CHAT}.",
-    "/v1/live/sessions": "Take the WebSocket /v1/realtime, which hears and speaks in turns.",
+    "/v1/embeddings": "The model computes no embeddings: use another server for them.",
+    "/v1/rerank": "The model can't rank: use another server for it.",
+    "/v1/moderations": "The model can't moderate: ask it in a message, or use another server.",
+    "/v1/images": f"The model reads images but can't draw: send them in a message to {_CHAT}.",
+    "/v1/videos": f"The model reads videos but can't make any: send them in a message to {_CHAT}.",
+    "/v1/live/sessions": "Use the WebSocket /v1/realtime, which hears and speaks in turns.",
     "/v1/realtime": "Connect to the WebSocket /v1/realtime with the API key, or a secret of "
     "/v1/realtime/client_secrets: there is no WebRTC, so choose your client's WebSocket transport.",
     "/v1/responses": "A response is read and deleted by its id: GET and DELETE /v1/responses/ID, "
-    "and GET /v1/responses/ID/input_items. It can't be cancelled, as its client waits for it.",
+    "and GET /v1/responses/ID/input_items. To cancel it, disconnect.",
     "/v1/conversations": "POST /v1/responses continues a response by previous_response_id.",
-    "/v1/assistants": "POST /v1/responses has instructions and tools, and remembers.",
+    "/v1/assistants": "POST /v1/responses has instructions and tools, and stores responses.",
     "/v1/threads": "POST /v1/responses continues a response by previous_response_id.",
     "/v1/files": _OWN_FILES,
     "/v1/uploads": _OWN_FILES,
     "/v1/vector_stores": _OWN_FILES,
-    "/v1/batches": f"Send the requests to {_CHAT} at the same time: they wait in its queue.",
-    "/v1/fine_tuning": "The model is as it was loaded.",
+    "/v1/batches": f"Send all requests to {_CHAT} at once: they wait in its queue.",
+    "/v1/fine_tuning": "The server can't train: merge an adapter with --adapter at its start.",
     "/v1/messages": _OWN_API,
     "/api": _OWN_API,
     "/v1beta": _OWN_API,

@@ -187,7 +187,7 @@ class ConversationItems:
         if item.id is not None and any(turn.id == item.id for turn in self.session.turns):
             raise ApiError(
                 400,
-                f"there is an item {item.id[:80]!r} already. Take another id, or leave it out.",
+                f"an item {item.id[:80]!r} exists already. Use another id, or leave it out.",
                 "item_create_duplicate_item_id",
                 "item.id",
             )
@@ -218,7 +218,7 @@ class ConversationItems:
     def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
         reply = self._found(item_id, "item_id", "truncate")
         if not isinstance(reply, Reply) or not reply.spoken:
-            message = f"item {item_id[:80]!r} is not a reply in speech: only such can be truncated."
+            message = f"item {item_id[:80]!r} is not a spoken reply: only these can be truncated."
             raise wrong_value(message, "item_id")
         if reply.shown["status"] == "in_progress" or not reply.ended:  # its calls still follow
             raise _in_progress(item_id)
@@ -228,8 +228,8 @@ class ConversationItems:
         # Clients count whole ms, and may round up.
         if audio_end_ms > reply.sent_s * 1000 + 1:
             raise wrong_value(
-                f"audio_end_ms is {audio_end_ms}, and {int(reply.sent_s * 1000)} ms of the "
-                "item's sound were sent. Give what was played of it.",
+                f"audio_end_ms is {audio_end_ms}, but only {int(reply.sent_s * 1000)} ms of the "
+                "item's sound were sent. Give the played duration.",
                 "audio_end_ms",
             )
         heard_s = min(audio_end_ms / 1000, reply.sent_s) * reply.speed
@@ -240,13 +240,13 @@ class ConversationItems:
         for turn in self.session.turns:
             if turn.id == item_id:
                 return turn
-        message = f"there is no item {item_id[:80]!r} in the conversation."
+        message = f"the conversation has no item {item_id[:80]!r}."
         code = f"item_{event}_invalid_item_id" if event else "item_not_found"
         raise ApiError(400, message, code, param)
 
 
 def _in_progress(item_id: str) -> ApiError:
-    message = f"item {item_id[:80]!r} is still being made. Send response.cancel first."
+    message = f"item {item_id[:80]!r} is in progress. Send response.cancel first."
     return ApiError(400, message, "item_in_progress", "item_id")
 
 

@@ -183,8 +183,8 @@ class LiveSession:
             if not self._responses.draining:
                 self._responses.draining = True
                 message = (
-                    "the server ends: this session is closed as soon as no response is made, in "
-                    f"{left_s:.0f} s at the latest. Open another one."
+                    "the server is shutting down: this session closes after the current response, "
+                    f"in {left_s:.0f} s at the latest. Open another one."
                 )
                 failed = self._service.model.state == "failed"
                 code = "server_failed" if failed else "server_draining"
@@ -192,7 +192,7 @@ class LiveSession:
             if not left_s or not self._responses.running:
                 return await self._close(RESTART, "the server ends")
         seconds = self._service.settings.max_realtime_s
-        message = f"the session has lasted {seconds:g} s, the most for one. Begin another."
+        message = f"the session has reached its limit of {seconds:g} s. Begin another."
         await self._connection.send_error(ApiError(400, message, "session_expired"))
         return await self._close(TOO_LONG, "session_expired")
 
@@ -211,9 +211,8 @@ class LiveSession:
                 if self._refused and not self._updated:
                     raise ApiError(
                         400,
-                        "the first session.update was refused, so that the sound's format is not "
-                        "known to be right: none is taken. Send a session.update that is taken "
-                        "first.",
+                        "the first session.update was refused, so the sound's format is unknown, "
+                        "and sound is refused. Send a valid session.update first.",
                         "session_not_updated",
                         "audio",
                     )
@@ -267,8 +266,8 @@ class LiveSession:
         config = await self._with(given)
         if config.type != before.type and (self._session.turns or not self._input.is_empty):
             message = (
-                f"the session's type is {before.type} and can't be changed any more: there are "
-                "items, or sound was appended. Open another session."
+                f"the session's type, {before.type}, can't change once there are items or sound. "
+                "Open another session."
             )
             raise wrong_value(message, "session.type")
         await self._set(config)

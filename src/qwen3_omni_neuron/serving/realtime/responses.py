@@ -46,17 +46,17 @@ class Responses:
     async def start(self, config: SessionConfig, overrides: ResponseConfig) -> None:
         """Start a response. Raises ApiError and the errors of the API."""
         if not config.answers:
-            message = "a session of type transcription makes no responses. Take type realtime."
+            message = "a session of type transcription has no responses. Use type realtime."
             raise ApiError(400, message, "unsupported", "type")
         if self._last is not None and self.running:
             raise ApiError(
                 400,
-                f"response {self._last.id} is still being made. Wait for response.done, or "
-                "send response.cancel.",
+                f"response {self._last.id} is in progress. Wait for response.done, or send "
+                "response.cancel.",
                 "conversation_already_has_active_response",
             )
         if self.draining:
-            message = "the server ends: no response is made any more. Open another session."
+            message = "the server is shutting down: no response can start. Open another session."
             raise ApiError(503, message, "server_draining")
         service, owner = self._connection.service, self._connection.context.owner
         service.rates.count(owner)
@@ -92,7 +92,7 @@ class Responses:
             raise ApiError(
                 400,
                 # LiveKit's client recognises this message's beginning.
-                "Cancellation failed: no such response is being made.",
+                "Cancellation failed: no such response is in progress.",
                 "response_cancel_not_active",
                 "response_id",
             )

@@ -218,7 +218,7 @@ def check_speech(config: _CommonConfig, voices: Voices, where: str) -> None:
     if speaks(config) and not voices.names:
         raise ApiError(
             400,
-            'this checkpoint has no talker: it can write text, not speak. Take ["text"].',
+            'this checkpoint has no talker: it can write text, not speak. Use ["text"].',
             "no_speech",
             f"{where}.output_modalities",
         )
@@ -254,7 +254,7 @@ def without_mcp(given: Json) -> tuple[Json, ApiError | None]:
     labels = ", ".join(repr(str(tool.get("server_label"))[:80]) for tool in remote[:MOST_NAMED])
     message = (
         f"{len(remote)} tools are of type mcp ({labels}): this server calls no other servers. The "
-        "rest of the session was updated. Take tools of type function, which the client calls."
+        "rest of the session was updated. Use tools of type function, which the client calls."
     )
     left = [tool for tool in tools if not any(tool is other for other in remote)]
     return {**given, "tools": left}, ApiError(400, message, "unsupported", "session.tools")
@@ -282,7 +282,7 @@ def updated(
         heard.transcription = TranscriptionConfig()
     detection = heard.turn_detection
     if detection is not None and not can_detect():
-        message = f"{detection.type} needs packages that the server does not have: {INSTALL}."
+        message = f"{detection.type} needs packages that are not installed: {INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
     if isinstance(detection, SemanticVad) and not by_meaning:
         heard.turn_detection = detection.by_silence
@@ -302,7 +302,7 @@ def _check_transcribing(given: Mapping[str, Any]) -> None:
     wrong += [f"session.audio.{name}" for name in inner if name != "input"]
     if wrong:
         path = wrong[0][:80]
-        message = "a session of type transcription has type, audio.input and include alone."
+        message = "a session of type transcription has only type, audio.input and include."
         message = f"{path}: {message}"
         raise ApiError(400, message, UNKNOWN, path)
 
@@ -326,7 +326,7 @@ def response_config(
         asked = output.format.model_dump(exclude_unset=True)
         if asked != session.model_dump(include=set(asked)):
             raise wrong_value(
-                f"a response's sound has the format of the session's: type {session.type}, rate "
+                f"a response's sound must have the session's format: type {session.type}, rate "
                 f"{session.rate}. Change it by session.update.",
                 "response.audio.output.format",
             )

@@ -80,7 +80,7 @@ class Transcriber:
         turn.item = item
         if self._ended >= MOST_WAITING:
             self.drop(turn)
-            message = f"{MOST_WAITING} turns wait to be transcribed already."
+            message = f"{MOST_WAITING} turns already wait to be transcribed."
             turn.error = ApiError(429, message, "too_many_transcriptions").body["error"]
         else:
             held = turn.sound.held
