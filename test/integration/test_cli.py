@@ -175,10 +175,10 @@ def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
         (["Hello", "--model", "/nowhere"], "does not exist"),
         ([" "], "the text is blank: give at least one word."),
         ([WAV], f"(WAV), not a text. Did you mean speak --audio {WAV}?"),
-        (["--audio", URL], f"--audio {URL}: the file is a URL, and nothing is fetched here. Downl"),
+        (["--audio", URL], f"--audio {URL}: the file is a URL, which is not fetched here. Downl"),
         (["say", " "], "the text is blank: give at least one word."),
         (["say", WAV], "not a text. Did you mean speak --audio"),
-        (["transcribe", URL], f": {URL}: the file is a URL, and nothing is fetched here. Downl"),
+        (["transcribe", URL], f": {URL}: the file is a URL, which is not fetched here. Downl"),
     ):
         model = [] if "--model" in arguments else ["--model", str(checkpoint)]
         verb = [] if arguments[:1] in (["say"], ["transcribe"]) else ["speak"]

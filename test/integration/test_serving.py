@@ -244,8 +244,8 @@ def test_a_wrong_video_of_pictures_is_refused_by_name(client) -> None:
         ({"video": []}, "video", "at least 1"),
         ({"video": ["data:image/png;base64,AAAA"] * 769}, "video", "at most 768"),
         ({"video": [5]}, "video[0]", "string"),
-        ({"nframes": 2, "fps": 1}, "nframes", "is for a file"),
-        ({"max_frames": 2}, "max_frames", "is for a file"),
+        ({"nframes": 2, "fps": 1}, "nframes", "is for files"),
+        ({"max_frames": 2}, "max_frames", "is for files"),
         ({"fps": 0}, "fps", "above 0"),
         ({"more": 1}, "more", "unknown field"),
         ({"video": ["/etc/passwd"]}, "video[0]", "URL"),
@@ -283,7 +283,7 @@ def test_an_earlier_turn_may_be_named_by_its_audio(client) -> None:
     # Its text with the message's other fields, as OpenAI's Agents SDK for JavaScript sends it.
     part = {"type": "text", "text": first.audio.transcript, "role": "assistant", "refusal": None}
     assert by_id == ask({"role": "assistant", "content": [part]})
-    with pytest.raises(openai.BadRequestError, match="expired or never was"):
+    with pytest.raises(openai.BadRequestError, match="expired or never existed"):
         ask({"role": "assistant", "audio": {"id": "audio_0"}})
 
 
@@ -339,7 +339,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(client) -> None:
             400,
             "This model's maximum context length is 4096 tokens. However, the prompt is too long: ",
         ),
-        ({"messages": [{"role": "tool", "content": "x"}, *HELLO]}, 400, "takes no tools"),
+        ({"messages": [{"role": "tool", "content": "x"}, *HELLO]}, 400, "does not support tools"),
         ({"n": 2}, 400, "n can only be 1"),
         ({"temperature": 3}, 400, "temperature"),
         ({"stop": ["a"] * 17}, 400, "stop must be"),

@@ -44,7 +44,7 @@ def test_another_key_can_not_name_a_spoken_reply(omni) -> None:
             audio = one.chat.completions.create(**spoken).choices[0].message.audio
             turns: Any = [*HELLO, {"role": "assistant", "audio": {"id": audio.id}}, *HELLO]
             one.chat.completions.create(**{**ASKED, "messages": turns})
-            with pytest.raises(openai.BadRequestError, match="never was"):
+            with pytest.raises(openai.BadRequestError, match="never existed"):
                 two.chat.completions.create(**{**ASKED, "messages": turns})
 
 

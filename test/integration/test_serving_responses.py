@@ -217,13 +217,13 @@ def test_a_conversation_continues_by_ids_alone() -> None:
         assert middle is not None
         client.responses.delete(middle)
         for call in (client.responses.retrieve, client.responses.delete):
-            with pytest.raises(openai.NotFoundError, match="not kept"):
+            with pytest.raises(openai.NotFoundError, match="not stored"):
                 call(middle)
         for name in (middle, previous):  # the end of what has lost its middle
             with pytest.raises(openai.BadRequestError, match="Send the whole") as refused:
                 client.responses.create(model=MODEL, input="Hi", previous_response_id=name)
             assert refused.value.param == "previous_response_id"
-        with pytest.raises(openai.BadRequestError, match="not streamed again"):
+        with pytest.raises(openai.BadRequestError, match="can't be streamed again"):
             list(client.responses.retrieve(previous, stream=True))
         with pytest.raises(openai.BadRequestError, match="Did you mean include") as refused:
             client.responses.retrieve(previous, extra_query={"includes": "all"})
@@ -285,7 +285,7 @@ def test_the_items_that_a_response_has_answered_are_listed() -> None:
         counted = server.service.metrics.without_effect._metrics
         assert counted[INPUT_ITEMS, "include"]._value.get() == 1
         client.responses.delete(first.id)
-        with pytest.raises(openai.NotFoundError, match="not kept"):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
             listing(second.id)
         wait_until(lambda: server.service.held.taken == server.service.responses.bytes_held)
 
@@ -325,9 +325,9 @@ def test_another_key_can_not_name_a_response() -> None:
     with scripted(api_keys=("one", "two")) as (_, one, server), client_of(server, "two") as two:
         made = one.responses.create(model=MODEL, input="A secret")
         asked: Any = {"model": MODEL, "input": "What was it?"}
-        with pytest.raises(openai.BadRequestError, match="not kept"):
+        with pytest.raises(openai.BadRequestError, match="not stored"):
             two.responses.create(**asked, previous_response_id=made.id)
-        with pytest.raises(openai.BadRequestError, match="not kept"):
+        with pytest.raises(openai.BadRequestError, match="not stored"):
             reference: Any = {"type": "item_reference", "id": made.output[0].id}
             two.responses.create(model=MODEL, input=[reference])
         for call in (two.responses.retrieve, two.responses.delete, two.responses.input_items.list):
@@ -578,10 +578,10 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
         ),
         (result({"type": "x"}), "output"),
         (result(IMAGE), r"^input\[0\].output\[0\].type: .* the result of a function is text"),
-        (message(IMAGE, "assistant"), r"^input\[0\].content\[0\] is image, which only user messages"),
-        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not kept"),
-        ({"previous_response_id": "resp_0"}, "is not kept"),
-        ({"previous_response_id": ""}, "is not kept"),
+        (message(IMAGE, "assistant"), r"^input\[0\].content\[0\] is image, which only user m"),
+        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not stored"),
+        ({"previous_response_id": "resp_0"}, "is not stored"),
+        ({"previous_response_id": ""}, "is not stored"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"modalities": ["text", "audio"]}, "chat/completions, which speaks"),

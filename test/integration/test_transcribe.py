@@ -55,7 +55,7 @@ def bad(tmp_path_factory) -> dict[str, Path]:
     soundfile.write(folder / "long.wav", np.random.default_rng(4).uniform(-1, 1, 16000 * 30), 16000)
     return {
         "does not exist": folder / "missing.wav",
-        "is something else": folder / "broken.wav",
+        "is of an unknown format": folder / "broken.wav",
         "no sound that can be": folder / "empty.wav",
         "load with a larger": folder / "long.wav",
     }

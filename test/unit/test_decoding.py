@@ -338,4 +338,4 @@ def test_a_part_of_a_sound_is_that_of_the_api(shared, kind) -> None:
 def test_a_joined_wav_file_is_left_to_the_pool(shared) -> None:
     job = job_of("audio", sound("WAV", "PCM_16", s=1) * 2)
     assert decode_inline(job) is None
-    assert "32044 bytes after its end are not read" in shared.decode(job).warnings[0]
+    assert "32044 bytes after its end are ignored" in shared.decode(job).warnings[0]

@@ -195,7 +195,7 @@ def test_size_and_time_are_limited(port) -> None:
         ("large", "more than 2000 bytes"),
         ("endless", "more than 2000 bytes"),
         ("missing", "status 404"),
-        ("short", "cut short"),
+        ("short", "truncated"),
         ("slow", "could not be read within 0.3 s"),
     ):
         start_s = time.monotonic()

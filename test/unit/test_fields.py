@@ -638,7 +638,7 @@ def test_a_field_that_is_for_a_file_is_refused_beside_frames(form, name) -> None
     item = {"type": "video", "video": FRAMES[form], "fps": 2.0, name: right[name]}
     item.update(WITH.get(name, {}))
     if name in OF_FILES:
-        words = rf"^messages\[0\]\.content\[0\] has {name}, which is for a file, and the video is "
+        words = rf"^messages\[0\]\.content\[0\] has {name}, which is for files, but the video is "
         with pytest.raises(InputError, match=words + "frames. Leave it out"):
             read_item(item)
         with pytest.raises(ApiError, match=words) as refused:
@@ -1134,7 +1134,7 @@ def test_a_responses_sound_has_the_sessions_format() -> None:
         response_config(body, VOICES, SoundFormat(rate=16000))
     for wrong in ({"type": "audio/pcma"}, {"rate": 24000}):
         with pytest.raises(
-            ApiError, match="has the format of the session's: type audio/pcm, rate 16000"
+            ApiError, match="must have the session's format: type audio/pcm, rate 16000"
         ):
             body = {"audio": {"output": {"format": wrong}}}
             response_config(body, VOICES, SoundFormat(rate=16000))

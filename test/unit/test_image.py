@@ -246,17 +246,17 @@ def test_what_cannot_be_seen_is_refused() -> None:
         (b"", "0 bytes"),
         (
             b"hello",
-            "5 bytes is something else.*JPEG, PNG, WebP, GIF, BMP and TIFF are read as image",
+            "5 bytes is of an unknown format.*Formats of image: JPEG, PNG, WebP, GIF, BMP and TIFF",
         ),
         (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
             "is EPS or PostScript, which is not read",
         ),
-        (PNG[:12], "broken or cut short"),
-        (PNG[: len(PNG) // 2], "broken or cut short"),
-        (JPEG[: len(JPEG) // 2], "broken or cut short"),
-        (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which holds no pixels"),
-        (np.zeros(0), "holds no pixels"),
+        (PNG[:12], "damaged or truncated"),
+        (PNG[: len(PNG) // 2], "damaged or truncated"),
+        (JPEG[: len(JPEG) // 2], "damaged or truncated"),
+        (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which has no pixels"),
+        (np.zeros(0), "has no pixels"),
         (Image.new("RGB", (0, 5)), "it is empty"),
         (np.zeros(5), r"shape \[5\]; give"),
         (np.zeros((5, 5, 2)), r"shape \[5, 5, 2\]"),
@@ -265,7 +265,7 @@ def test_what_cannot_be_seen_is_refused() -> None:
         (np.zeros((5, 5), bool), "array of bool"),
         (np.full((5, 5, 3), np.nan), "floats from nan to nan"),
         (np.full((5, 5, 3), 2.0), "Divide by 255"),
-        (np.full((5, 5, 3), -0.1), "have to be from 0 to 1"),
+        (np.full((5, 5, 3), -0.1), "must be from 0 to 1"),
         (np.zeros((1, 201, 3), np.uint8), "201.0 times the other"),
         (np.zeros((402, 2, 3), np.uint8), "201.0 times the other"),
         (object(), "array of object"),
@@ -309,7 +309,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_formats_are_named_and_not_opened(monkeypatch, kind) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", never)
-    said = rf"^here: \d+ bytes is {kind}, which is not read. Convert it"
+    said = rf"^here: \d+ bytes is {kind}, which is not supported. Convert it"
     with pytest.raises(ImageError, match=said):
         load(OTHERS[kind])
 

@@ -153,7 +153,7 @@ def test_the_template_says_whether_it_takes_tools_and_thinks(plain, with_tools) 
         ([{"role": "user", "content": "Hi"}], [TOOL]),
         ([{"role": "user", "content": "Hi"}, {"role": "tool", "content": "x"}], []),
     ):
-        with pytest.raises(MessageError, match="takes no tools"):
+        with pytest.raises(MessageError, match="does not support tools"):
             plain.prompt(messages, tools=tools)
 
 

@@ -154,7 +154,7 @@ def test_a_very_short_clip_beside_a_longer_one(extractor, settings) -> None:
 
 
 def test_too_few_samples_are_refused(settings) -> None:
-    with pytest.raises(AudioError, match="200 samples are too few for features; 201 is the least"):
+    with pytest.raises(AudioError, match=r"200 samples are too few .*; 201 is the minimum"):
         log_mel(speechlike(200), settings)
     assert log_mel(speechlike(201), settings).shape == (128, 1)
     assert features([]) == []

@@ -62,8 +62,8 @@ def test_bytes_of_a_name_that_are_not_utf_8(tmp_path) -> None:
         LOADERS["image"](f"file://{tmp_path}/%FF.png")
 
 
-URL = "is a URL, and nothing is fetched here. Download it and give its path or its bytes; or ask a "
-URL += "server that was started with --allow-media-host."
+URL = "is a URL, which is not fetched here. Download it and give its path or bytes, or use a "
+URL += "server started with --allow-media-host."
 FORM = "here has a data URL that is not of the form data:TYPE;base64,CONTENT."
 
 
@@ -74,8 +74,8 @@ def test_a_string_of_no_file_is_refused_in_a_sentence() -> None:
             ("HTTP://127.0.0.1:9/a", f"here: HTTP://127.0.0.1:9/a {URL}"),
             ("s3://bucket/a.mp4", f"here: s3://bucket/a.mp4 {URL}"),
             (f"https://example.com/{'a' * 5000}", URL),
-            ("file://host/a.wav", "here: file://host/a.wav is of the host host. A file of this"),
-            ("file://a.wav", "here: file://a.wav is of the host a.wav. A file of this machine is"),
+            ("file://host/a.wav", "here: file://host/a.wav names the host host. For a local file"),
+            ("file://a.wav", "here: file://a.wav names the host a.wav. For a local file use"),
             ("file:///no/such%20file", "here: /no/such file does not exist."),
             ("file:///", "here: / is not a regular file."),
             ("file:///a%00b", "can't be opened"),

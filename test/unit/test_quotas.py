@@ -22,7 +22,7 @@ def refusal(size: int) -> ApiError:
 def test_an_owner_has_its_share_and_leaves_the_rest_to_others() -> None:
     held = quota()
     held.take("one", 50)
-    with pytest.raises(ApiError, match="has 50 bytes, this needs 1, and 50 is the most") as refused:
+    with pytest.raises(ApiError, match="has 50 bytes, this needs 1; the limit is 50") as refused:
         held.take("one")
     assert (refused.value.status, refused.value.code) == (429, "too_many_bytes")
     assert refused.value.retry_after_s

@@ -204,7 +204,7 @@ def test_no_loss_is_silent(name, capfd) -> None:
         complete = len(part) >= 0.98 * sounds * len(heard) and content is not cut
         assert warnings or complete, (len(part), len(heard))
         for warning in warnings:
-            assert re.match(r"here: the file is not whole: .* \d+\.\d\d s are used\.$", warning)
+            assert re.match(r"here: the file is incomplete: .* \d+\.\d\d s are used\.$", warning)
         sure = min(len(part), len(heard)) - RATE // 10  # the last frame may lack its half
         assert sure > 0.2 * len(heard)
         assert np.abs(part[:sure] - heard[:sure]).max() < 1e-6
@@ -259,7 +259,7 @@ def test_a_missing_stretch_is_named(name) -> None:
 def test_an_end_that_is_missing_is_said() -> None:
     for content, said in (
         (overwritten(ogg("OPUS"), 0.99, 1), "its last page is missing"),
-        (without(made("avi", "mp3", rate=44100), b"00wb", 9, 9), "header promises"),
+        (without(made("avi", "mp3", rate=44100), b"00wb", 9, 9), "header says"),
     ):
         assert said in read(content)[1][0]
 
@@ -384,7 +384,7 @@ def test_a_file_that_is_longer_than_it_says_is_checked_as_it_grows() -> None:
     assert len(checked) > 1
     assert checked[0] < 1
     assert 3.8 < checked[-1] <= len(heard) / RATE + 0.1
-    with pytest.raises(PromptTooLongError, match=r"or more, and 2\.000 s"):
+    with pytest.raises(PromptTooLongError, match=r"or more, but the context fits at most 2\.000 s"):
         load_waveform({"audio": content}, RATE, "here", limit_s=2.0)
 
 
@@ -451,7 +451,7 @@ def test_limits_count_the_part_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"audio_start": 2.0}, r"has audio_start 2 s, and lasts 1\.000 s. Give an earlier"),
+        ({"audio_start": 2.0}, r"has audio_start 2 s, but lasts 1\.000 s. Give an earlier"),
         ({"audio_start": 0.99}, r"lasts 0\.010 s"),
     ],
 )
@@ -493,9 +493,9 @@ BAD: dict[str, tuple[Make, str]] = {
         lambda: b"\x89PNG\r\n\x1a\n" + bytes(40),
         r"is a picture \(PNG\).*\(image_url over HTTP\)",
     ),
-    "text": (lambda: b"one two three", "is something else.*WAV, FLAC, Ogg .* are read as audio"),
+    "text": (lambda: b"one two three", "is of an unknown format.*Formats of audio: WAV, FLAC, Ogg"),
     "wav-without-samples": (lambda: written("WAV", seconds=0.0), "no sound that can be decoded"),
-    "flac-without-a-frame": (lambda: written("FLAC")[:100], "is broken: the decoder stopped"),
+    "flac-without-a-frame": (lambda: written("FLAC")[:100], "is damaged: the decoder stopped"),
     "frames-of-mp3-without-sound": (lambda: b"\xff\xfb" * 900, "can't be decoded as audio"),
     "no-streams": (lambda: make_matroska([])[:60], "can't be decoded as audio"),
     "no-packets": (lambda: make_matroska([]), "no sound that can be decoded|can't be decoded"),

@@ -66,7 +66,7 @@ def test_another_kind_checkpoint_format_or_file_is_refused_by_its_name() -> None
         ((data, "session", "1" * 64), "another checkpoint .fingerprint 0{12}.*, this one has 1"),
         (
             (data.replace(b"format 1", b"format 2", 1), "session", KEY),
-            "stored in format 2, and this version reads format 1.*pip install \\. in its checkout",
+            "stored in format 2, but this version reads format 1",
         ),
         ((b"RIFF", "session", KEY), "it is not a stored conversation.*`Session.save`"),
     ):
@@ -151,7 +151,7 @@ def test_what_was_heard_changes_a_restored_session_as_the_stored_one(omni) -> No
         session.append("More")
         last(session.respond(keep=False))
         other = restored(omni, session.document())
-        with pytest.raises(MessageError, match="no reply in speech"):
+        with pytest.raises(MessageError, match="no spoken reply"):
             other.heard(0)
 
 

@@ -104,7 +104,7 @@ def test_added_tokens_behind_another_vocabulary_are_refused(folder, tmp_path) ->
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"more": len(vocab)}))
-    with pytest.raises(CheckpointError, match=r"has <\|endoftext\|> as token \d+, and behind"):
+    with pytest.raises(CheckpointError, match=r"has <\|endoftext\|> as token \d+, but after"):
         Tokenizer(tmp_path)
 
 

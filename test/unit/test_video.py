@@ -248,8 +248,8 @@ def test_what_cannot_be_seen_is_refused() -> None:
         (None, {}, 'no "video"'),
         ("/nowhere/x.mp4", {}, "does not exist"),
         (b"", {}, "0 bytes"),
-        (b"not a video at all" * 9, {}, "162 bytes is something else"),
-        (VIDEO[: len(VIDEO) // 2], {}, "broken or cut short"),
+        (b"not a video at all" * 9, {}, "162 bytes is of an unknown format"),
+        (VIDEO[: len(VIDEO) // 2], {}, "damaged or truncated"),
         (make_video(video=False, audio="aac"), {}, 'only sound, no video stream.*of type "audio"'),
         (make_video()[:-300] + bytes(300), {}, "without any frame"),  # its index is gone
         (VIDEO, {"fps": 0}, "fps 0;"),
@@ -326,7 +326,7 @@ def test_a_playlist_opens_no_other_file(tmp_path, monkeypatch) -> None:
     Path("secret.mp4").write_bytes(make_video())
     Path("list.ffconcat").write_text("ffconcat version 1.0\nfile secret.mp4\n")
     for source in ("list.ffconcat", Path("list.ffconcat").read_bytes()):
-        with pytest.raises(VideoError, match="is something else"):
+        with pytest.raises(VideoError, match="is of an unknown format"):
             load(source)
 
 

@@ -67,7 +67,7 @@ def test_of_a_file_cut_short_what_is_there_is_used_and_said(tmp_path, name, part
         return
     (warning, *_) = warnings
     assert re.match(
-        rf"here: {len(data)} bytes is not whole: .*Its {there_s:.2f} s are used", warning
+        rf"here: {len(data)} bytes is incomplete: .*Its {there_s:.2f} s are used", warning
     )
 
 
@@ -118,7 +118,7 @@ def test_of_joined_files_the_first_is_used_and_it_is_said() -> None:
         made, (warning, *_) = load(3 * one)
         assert nothing == []
         assert np.array_equal(made.frames, alone.frames)
-        assert re.search(r"is not whole: .* Its 1\.00 s are used\.", warning)
+        assert re.search(r"is incomplete: .* Its 1\.00 s are used\.", warning)
 
 
 def test_a_file_whose_frames_change_their_size_is_used_and_said() -> None:

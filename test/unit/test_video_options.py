@@ -126,9 +126,7 @@ def test_a_part_after_the_end_of_the_sound_has_none_and_says_so() -> None:
     data = make_video(40, container="matroska", audio="pcm_s16le", audio_s=0.5)
     warnings: list[str] = []
     assert load(data, warnings, RATE, video_start=0.8).audio is None
-    assert warnings == [
-        "here (its audio) has ended before 0.80 s. The part of the video is without."
-    ]
+    assert warnings == ["here (its audio) ends before 0.80 s. The part of the video has no audio."]
 
 
 def test_the_header_that_is_checked_is_the_parts() -> None:
@@ -141,10 +139,10 @@ def test_the_header_that_is_checked_is_the_parts() -> None:
 def test_what_the_file_does_not_have_is_refused() -> None:
     """A value that is wrong for any file is refused before: see prompt.media.fields."""
     for item, said in (
-        ({"nframes": 42}, r"nframes 42, and there are 40 frames\. Give fewer, or fps"),
-        ({"nframes": 20, "video_end": 0.5}, "nframes 20, and there are 16 frames"),
+        ({"nframes": 42}, r"nframes 42, but only 40 frames\. Give fewer, or fps"),
+        ({"nframes": 20, "video_end": 0.5}, "nframes 20, but only 16 frames"),
         ({"min_frames": 1000}, "min_frames 1000, and max_frames is 768"),
-        ({"video_start": 1.5}, "video_start 1.5, and the video lasts 1.33 s"),
+        ({"video_start": 1.5}, "video_start 1.5, but the video lasts 1.33 s"),
     ):
         with pytest.raises(VideoError, match=f"^here.*{said}"):
             load(**item)

@@ -210,15 +210,15 @@ class PromptBuilder:
         least = max(least, len(ids))
         if least > most_tokens:
             raise PromptTooLongError(
-                f"the prompt has {least} tokens or more, and {most_tokens} fit into the KV cache "
-                "beside the reply. Shorten it, or load with a larger context_length."
+                f"the prompt has {least} tokens or more, but only {most_tokens} fit into the KV "
+                "cache beside the reply. Shorten it, or load with a larger context_length."
             )
         c = self._config.thinker
         for token_id in ids:
             if not 0 <= token_id < c.text.vocab_size or token_id in c.media_token_ids:
                 raise MessageError(
-                    f"the prompt has token {token_id}, which stands for media or is not one of the "
-                    f"{c.text.vocab_size} of the vocabulary. Leave it out."
+                    f"the prompt has token {token_id}, which is a media placeholder or not one of "
+                    f"the vocabulary's {c.text.vocab_size}. Leave it out."
                 )
         if not ids:
             raise MessageError("the prompt is empty: give at least one token.")
@@ -252,8 +252,8 @@ class PromptBuilder:
         results = any(message["role"] == "tool" for message in asked.messages)
         if not self.takes_tools and (asked.tools or results):
             raise MessageError(
-                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
-                "tool, out; or take a checkpoint whose template does."
+                "this checkpoint's chat template does not support tools. Leave out tools and "
+                "messages of role tool, or use another checkpoint."
             )
 
     def _template_ids(self, asked: "_Asked", most_tokens: int | None = None) -> list[int]:
@@ -395,9 +395,8 @@ class PromptBuilder:
         if template[found].tolist() != wanted:
             names = [self._tokenizer.token(i) for i in template[found]]
             raise CheckpointError(
-                f"the chat template made {names} of media items that are "
-                f"{[self._tokenizer.token(i) for i in wanted]}. It must write one placeholder an "
-                "item, in their order."
+                f"the chat template wrote {names} instead of one placeholder per media item in "
+                f"order, {[self._tokenizer.token(i) for i in wanted]}. Use another template."
             )
         parts, placed, at, length = [], [], 0, 0
         for place, item, run in zip(found, media, runs, strict=True):
@@ -432,7 +431,7 @@ def _media_count(messages: Messages) -> int:
 
 def _too_long(what: str, least: int, most: int) -> PromptTooLongError:
     return PromptTooLongError(
-        f"{what}, which are {least} tokens or more, and {most} fit into the KV cache beside the "
-        "reply. Shorten the conversation, let `truncation` drop its oldest turns, or load with a "
-        "larger context_length."
+        f"{what}, which are {least} tokens or more, but only {most} fit into the KV cache "
+        "beside the reply. Shorten the conversation, let `truncation` drop its oldest turns, or "
+        "load with a larger context_length."
     )

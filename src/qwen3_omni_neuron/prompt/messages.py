@@ -158,7 +158,7 @@ class MessageReader:
         role = _name_in(ROLES, message.get("role"))
         if role is None:
             raise MessageError(
-                f"{where} has role {format_value(message.get('role'))}; it is one of "
+                f"{where} has role {format_value(message.get('role'))}; it must be one of "
                 f"{', '.join(ROLES)}."
             )
         for name, value in message.items():
@@ -180,7 +180,7 @@ class MessageReader:
     def plain(self, value: Any, role: str, where: str, depth: int = 0) -> Any:
         """Return a copy of a JSON value, with every string checked."""
         if depth > _MAX_DEPTH:
-            raise MessageError(f"{where} has more than {_MAX_DEPTH} lists or dicts in each other.")
+            raise MessageError(f"{where} is nested deeper than {_MAX_DEPTH} lists or dicts.")
         if isinstance(value, str):
             return self._text(value, role, where)
         if isinstance(value, Mapping):
@@ -194,7 +194,7 @@ class MessageReader:
             return [self.plain(v, role, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise MessageError(f"{where} is a {type(value).__name__}, which JSON has no form for.")
+        raise MessageError(f"{where} is a {type(value).__name__}, which JSON can't represent.")
 
     def content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
         """Check a message's content; return it for a chat template."""
@@ -221,11 +221,11 @@ class MessageReader:
             return {"type": "text", "text": self._text(item["text"], role, where)}
         if kind is None:
             raise MessageError(
-                f"{where} has type {format_value(item.get('type'))}; it is one of text, "
+                f"{where} has type {format_value(item.get('type'))}; it must be one of text, "
                 f"{', '.join(MEDIA_KINDS)}."
             )
         if role != "user":
-            raise MessageError(f"{where} is {kind} of role {role}; only user messages may hold it.")
+            raise MessageError(f"{where} is {kind} of role {role}; only user messages may have it.")
         self.media.append(self._load(kind, _checked_item(kind, item, where), where))
         return {"type": kind}
 
@@ -252,7 +252,7 @@ def _checked_item(kind: str, item: Mapping[str, Any], where: str) -> dict[str, A
     made = read_fields(kind, given, where, refusal, of_file=of_file)
     if "sampling_rate" in made and isinstance(sound, FILES):
         raise _ERRORS[kind](
-            f"{where} has a sampling_rate beside a sound file, which says its own. Leave it out."
+            f"{where} has a sampling_rate beside a sound file, which has its own. Leave it out."
         )
     return {"type": kind, kind: medium, **made}
 

@@ -68,21 +68,20 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
     line = _LINE.match(data)
     if line is None:
         raise StoredSessionError(
-            f"{where} is not a stored conversation: it does not begin as one. Name a file that "
-            "`Session.save` has written."
+            f"{where} is not a stored conversation: its first line is missing. Name a file that "
+            "`Session.save` wrote."
         )
     if int(line[1]) != FORMAT:
         raise StoredSessionError(
-            f"{where} is stored in format {int(line[1])}, and this version reads format {FORMAT}. "
-            "Install the version that has stored it, or the newest one: its wheel, or "
-            "pip install . in its checkout."
+            f"{where} is stored in format {int(line[1])}, but this version reads format {FORMAT}. "
+            "Install the version that wrote it, or the newest one."
         )
     begin = line.end() + _DIGEST_BYTES
     body = memoryview(data)[begin:]
     if hashlib.sha256(body).digest() != data[line.end() : begin]:
         raise StoredSessionError(
-            f"{where} is damaged: its {len(data)} bytes do not have the checksum that they were "
-            "stored with. It was cut short or changed; take another copy of it."
+            f"{where} is damaged: its {len(data)} bytes do not match the stored checksum. Use "
+            "another copy."
         )
     at = _SIZE_BYTES + int.from_bytes(body[:_SIZE_BYTES], "little")
     header = json.loads(bytes(body[_SIZE_BYTES:at]))
@@ -91,8 +90,7 @@ def unpack(data: bytes, kind: str, fingerprint: str, where: str) -> Document:
     if header["fingerprint"] != fingerprint:
         raise StoredSessionError(
             f"{where} was stored with another checkpoint (fingerprint "
-            f"{header['fingerprint'][:12]}, this one has {fingerprint[:12]}). Load the checkpoint "
-            "that it was made with."
+            f"{header['fingerprint'][:12]}, this one has {fingerprint[:12]}). Load that one."
         )
     document: Document = header["document"]
     for (*path, last), dtype, shape in header["arrays"]:

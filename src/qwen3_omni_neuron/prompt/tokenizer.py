@@ -150,9 +150,8 @@ class Tokenizer:
         text = self._backend.id_to_token(token_id)
         if text is None:
             raise CheckpointError(
-                f"config.json names token {token_id}, and the tokenizer has "
-                f"{self._backend.get_vocab_size()} tokens without it. Download the checkpoint's "
-                "tokenizer files again."
+                f"config.json names token {token_id}, which the tokenizer lacks. Download the "
+                "checkpoint's tokenizer files again."
             )
         return text
 
@@ -195,8 +194,8 @@ def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
         got = backend.token_to_id(token.content)
         if got != token_id:
             raise CheckpointError(
-                f"tokenizer_config.json has {token.content} as token {token_id}, and behind the "
-                f"vocabulary it becomes {got}. Download the checkpoint's tokenizer files again."
+                f"tokenizer_config.json has {token.content} as token {token_id}, but after the "
+                f"vocabulary it is {got}. Download the checkpoint's tokenizer files again."
             )
 
 
@@ -354,8 +353,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # the compiler's depth is limited, too
             raise CheckpointError(
-                f"{folder} has no usable chat template: {reason(error)}. Take the one that belongs "
-                "to the checkpoint."
+                f"{folder} has no usable chat template: {reason(error)}. Use the checkpoint's own."
             ) from error
 
     def render(
@@ -381,7 +379,7 @@ class ChatTemplate:
         except Exception as error:  # a template can divide by zero, or pass wrong arguments
             raise CheckpointError(
                 f"the chat template of {self._folder} refuses the conversation: {reason(error)}. "
-                "Take the template that belongs to the checkpoint, or another conversation."
+                "Use the checkpoint's own template, or another conversation."
             ) from error
 
 

@@ -109,7 +109,7 @@ class ArrivingAudio:
         now = _checked_rate(sampling_rate, self._where)
         if now != self.sampling_rate:
             raise AudioError(
-                f"{self._where} has {now:g} Hz, and the clip's pieces before it "
+                f"{self._where} has {now:g} Hz, but the clip's earlier pieces have "
                 f"{self.sampling_rate:g} Hz. End the clip first, or resample the pieces."
             )
         blocks, channels = self._mixer.mix(piece, self._where)
@@ -164,16 +164,14 @@ def check_length(samples: int, rate: float, where: str) -> None:
     """Raise AudioError for a clip that is too short."""
     seconds = samples / rate
     if seconds < MIN_SECONDS:
-        message = (
-            f"{where} lasts {seconds:.3f} s ({samples} samples); {MIN_SECONDS} s is the least."
-        )
-        raise AudioError(message)
+        message = f"{where} lasts {seconds:.3f} s ({samples} samples)"
+        raise AudioError(f"{message}; the minimum is {MIN_SECONDS} s.")
 
 
 def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
     """Return the error for audio too long for the context."""
     return PromptTooLongError(
-        f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
+        f"{where} {lasts}, but the context fits at most {limit_s:.3f} s of audio. "
         "Shorten it, load with a larger context_length, or transcribe it: that has no limit."
     )
 
@@ -273,7 +271,7 @@ def _blocks_between(
 
 def _begins_late(where: str, start_s: float, seconds: float) -> AudioError:
     return AudioError(
-        f"{where} has audio_start {start_s:g} s, and lasts {seconds:.3f} s. Give an earlier one."
+        f"{where} has audio_start {start_s:g} s, but lasts {seconds:.3f} s. Give an earlier one."
     )
 
 
@@ -300,8 +298,8 @@ class _Mixer:
         now = samples.shape[1] if samples.ndim == 2 else 1
         if self.channels not in (None, now):
             raise AudioError(
-                f"{place} has {now} channels, and those before it {self.channels}. Give [samples] "
-                "or [samples, channels], with as many channels in every block."
+                f"{place} has {now} channels, but the earlier blocks have {self.channels}. Give "
+                "[samples] or [samples, channels], with equal channels in every block."
             )
         return _mono_blocks(samples), now
 
@@ -314,7 +312,7 @@ def _numbers(source: Any, where: str) -> NDArray[Any]:
     if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
         samples.dtype, np.floating
     ):
-        raise AudioError(f"{where} is an array of {samples.dtype}; numbers are needed.")
+        raise AudioError(f"{where} is an array of {samples.dtype}; it must be of numbers.")
     return samples
 
 
@@ -361,6 +359,6 @@ def _checked_rate(rate: Any, where: str) -> float:
     if not MIN_RATE <= hertz <= MAX_RATE:
         raise AudioError(
             f"{where} has a sampling_rate of {hertz:g} Hz; {MIN_RATE} to {MAX_RATE} Hz are "
-            "understood. Give the rate in Hz, not in kHz."
+            "supported. Give the rate in Hz, not in kHz."
         )
     return hertz

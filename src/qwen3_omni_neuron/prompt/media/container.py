@@ -99,7 +99,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
             "video": "give frames, with their fps",
         }[kind]
         raise error(
-            f"{where} is {kind} that PyAV decodes, and it isn't installed. "
+            f"{where} is {kind} that needs PyAV, which is not installed. "
             f"Run: pip install 'qwen3-omni-neuron[video]'; or {instead}."
         ) from reason
     # No protocol is allowed: our file object needs none.
@@ -119,7 +119,7 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
         except (av.FFmpegError, ValueError, ArithmeticError) as reason:
             why = getattr(reason, "strerror", None) or reason  # its str names a file "<none>"
             raise error(
-                f"{where}: {name} can't be decoded as {kind}; it is broken or cut short ({why}). "
+                f"{where}: {name} can't be decoded as {kind}; it is damaged or truncated ({why}). "
                 "Export it again."
             ) from reason
 
@@ -127,8 +127,8 @@ def opened(source: Source, where: str, kind: str) -> "Iterator[InputContainer]":
 def no_decoder(where: str, source: Source, kind: str, error: type[InputError]) -> InputError:
     """Return the error for a codec without a decoder."""
     return error(
-        f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
-        "here. Export it with another one, such as H.264 and AAC."
+        f"{where}: FFmpeg has no decoder here for the {kind} codec of {name_of(source)}. Export it "
+        "with another codec, such as H.264 or AAC."
     )
 
 
@@ -257,7 +257,7 @@ class Packets:
             found_s = min(found_s + max(0.0, start_s), promised_s)
         said = [f"{self.failed} packets can't be decoded"] if self.failed else []
         if self.restarts or self._behind:
-            said.append("its timestamps begin anew, as those of joined files")
+            said.append("its timestamps restart, as in joined files")
         with open_media(source, where, AudioError) as file:
             if name == "ogg":
                 said += (faults := _read_pages(file)[0])
@@ -265,7 +265,7 @@ class Packets:
                     said.append(f"{self._first_s:.2f} s are missing at 0.00 s")
             said += self.missing
             if name == "mpegts" and file.read(1) == b"G" and file.seek(0, 2) % _TS_PACKET:
-                said.append("its last packet is cut short")
+                said.append("its last packet is truncated")
             if name == "wav":
                 left = _left_of_chunk(file)
             elif name in ("mp3", "aac"):
@@ -280,11 +280,11 @@ class Packets:
 def _losses(said: list[str], promised_s: float | None, found_s: float, left: int) -> str:
     """Return a sentence about a damaged file. left: bytes after the end."""
     if promised_s is not None and abs(promised_s - found_s) > _MISSING_S:
-        said.append(f"its header promises {promised_s:.2f} s and {found_s:.2f} s are there")
+        said.append(f"its header says {promised_s:.2f} s, but it has {found_s:.2f} s")
     if left > _ID3_BYTES:
-        said.append(f"{left} bytes after its end are not read")
+        said.append(f"{left} bytes after its end are ignored")
     elif left < -1:
-        said.append(f"its header promises {-left} bytes more")
+        said.append(f"its header says {-left} bytes more")
     return "; ".join(said)
 
 
@@ -437,7 +437,7 @@ def _soundfile_sections(
                 said.append(f"the decoder stopped ({str(error).rstrip('.')})")
             form, end = audio.format, file.tell()
         if said and not count:
-            raise AudioError(f"{where}: {name_of(source)} is broken: {said[0]}. Export it again.")
+            raise AudioError(f"{where}: {name_of(source)} is damaged: {said[0]}. Export it again.")
         left = file.seek(0, 2) - end if form in ("FLAC", "OGG") else _left_of_chunk(file)
     said += faults
     _warn(where, warn, _losses(said, promised, count / rate, left), count / rate)
@@ -445,7 +445,7 @@ def _soundfile_sections(
 
 def _warn(where: str, warn: Warn, losses: str, seconds: float) -> None:
     if losses:
-        warn(f"{where}: the file is not whole: {losses}. Its {seconds:.2f} s are used.")
+        warn(f"{where}: the file is incomplete: {losses}. Its {seconds:.2f} s are used.")
 
 
 def _by_pyav(source: Source, where: str, warn: Warn) -> OpenedSound:

@@ -55,14 +55,14 @@ def source_of(value: Any, where: str, error: type[InputError]) -> Source | None:
         return _of_data_url(value, where, error)
     if scheme != "file":
         raise error(
-            f"{where}: {name_of(value)} is a URL, and nothing is fetched here. Download it and "
-            "give its path or its bytes; or ask a server that was started with --allow-media-host."
+            f"{where}: {name_of(value)} is a URL, which is not fetched here. Download it and give "
+            "its path or bytes, or use a server started with --allow-media-host."
         )
     host, _, path = value[found.end() :].partition("/")
     if host.lower() not in ("", "localhost"):
         raise error(
-            f"{where}: {name_of(value)} is of the host {printable(host, _NAME_CHARACTERS)}. A file "
-            "of this machine is file:///PATH with the whole path, or a path without file://."
+            f"{where}: {name_of(value)} names the host {printable(host, _NAME_CHARACTERS)}. For a "
+            "local file use file:///PATH with the whole path, or a path without file://."
         )
     return "/" + unquote(path, errors="surrogateescape")
 
@@ -240,12 +240,12 @@ def read_format(source: Source, where: str, wanted: Kind) -> FileFormat:
         known = PICTURE_NAMES if wanted == "image" else VIDEO_NAMES
         known = f"{SOUND_NAMES}, {known}" if wanted == "audio" else known
         raise error(
-            f"{where}: {name} is something else, or broken at its beginning: {known} are read as "
-            f"{wanted}. {convert} {_CONVERTED[wanted]}."
+            f"{where}: {name} is of an unknown format, or damaged. Formats of {wanted}: {known}. "
+            f"{convert} {_CONVERTED[wanted]}."
         )
     if found.library is None:
         raise error(
-            f"{where}: {name} is {found.name}, which is not read. {convert} "
+            f"{where}: {name} is {found.name}, which is not supported. {convert} "
             f"{_CONVERTED[found.kind]}."
         )
     fits = found.kind == wanted or (found.kind, wanted) == ("video", "audio")
@@ -345,12 +345,12 @@ _SIDE = FieldValues(
 _RATE_PHRASE = f"a number of frames a second, above 0: {LEAST_FPS:g} to {MOST_FPS:g}"
 _RATE = _real(LEAST_FPS, MOST_FPS, _RATE_PHRASE)
 _FRAMES = _whole(1, _MOST_FRAMES, "an integer of 1 or more")
-_PAIRED = _whole(2, _MOST_FRAMES, "an integer of 2 or more, since frames are taken in pairs")
+_PAIRED = _whole(2, _MOST_FRAMES, "an integer of 2 or more, since frames are used in pairs")
 _SECONDS = _real(0, _MOST_SECONDS, f"a number of seconds from 0 to {_MOST_SECONDS:g}")
 _HERTZ, _WAVEFORM = FieldValues("a number of Hz", _as_it_is), FieldValues("sound", _as_it_is)
 
 ITEM_FIELDS = (
-    ItemField("detail", _SEEN, "how large it is seen: low takes few tokens", _DETAIL),
+    ItemField("detail", _SEEN, "resolution: low uses few tokens", _DETAIL),
     ItemField("min_pixels", _SEEN, "least pixels of an image or a frame after resizing", _PIXELS),
     ItemField("max_pixels", _SEEN, "most pixels of an image or a frame after resizing", _PIXELS),
     ItemField("total_pixels", _FILMED, "most pixels of all pairs of frames after resizing", _TOTAL),
@@ -405,13 +405,13 @@ def read_fields(
             raise refusal(f"{where} has {unknown_name(name, [kind, *known])}", _text(name))
         if found.of_files and not of_file:
             raise refusal(
-                f"{where} has {name}, which is for a file, and the {kind} is frames. Leave it out, "
+                f"{where} has {name}, which is for files, but the {kind} is frames. Leave it out, "
                 "and choose the frames yourself.",
                 name,
             )
         made[found.name] = checked = found.values.read(value)
         if checked is None:
-            message = f"{where} has {name} {format_value(value)}; it is {found.values.phrase}."
+            message = f"{where} has {name} {format_value(value)}; it must be {found.values.phrase}."
             raise refusal(message, name)
     for message, wrong in _contradictions(made):
         raise refusal(f"{where} has {message}", wrong)

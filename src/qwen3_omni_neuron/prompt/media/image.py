@@ -106,7 +106,7 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
         # The message of UnidentifiedImageError has the address of an object.
         why = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
         raise ImageError(
-            f"{where}: {name} is an image that is broken or cut short{why}. Save it again."
+            f"{where}: {name} is a damaged or truncated image{why}. Save it again."
         ) from error
 
 
@@ -207,7 +207,7 @@ def _from_array(source: Any, where: str) -> "Image":
 def _channels_last(values: NDArray[Any], where: str) -> NDArray[Any]:
     shape = list(values.shape)
     if values.ndim > 0 and values.size == 0:
-        raise ImageError(f"{where} is an array of shape {shape}, which holds no pixels.")
+        raise ImageError(f"{where} is an array of shape {shape}, which has no pixels.")
     if values.ndim == 2:
         return values[..., None]
     if values.ndim == 3 and shape[-1] in _CHANNELS:
@@ -230,7 +230,7 @@ def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 1):
         raise ImageError(
-            f"{where} is an array of floats from {low:g} to {high:g}; they have to be from 0 to 1. "
+            f"{where} is an array of floats from {low:g} to {high:g}; they must be from 0 to 1. "
             "Divide by 255, or give uint8."
         )
     return np.ascontiguousarray(np.round(values * 255), dtype=np.uint8)
@@ -243,7 +243,7 @@ def _checked(picture: "Image", where: str) -> "Image":
     aspect = max(width, height) / min(width, height)
     if aspect > MAX_ASPECT:
         raise ImageError(
-            f"{where} is {width} x {height} pixels: one side is {aspect:.1f} times the other, "
-            f"and {MAX_ASPECT} times is the most. Crop it."
+            f"{where} is {width} x {height} pixels: one side is {aspect:.1f} times the other; "
+            f"the limit is {MAX_ASPECT} times. Crop it."
         )
     return picture

@@ -52,7 +52,7 @@ class MelSettings:
         if n_fft % 2 or n_fft // 2 <= hop:
             raise CheckpointError(
                 f"preprocessor_config.json has n_fft {n_fft} and hop_length {hop}; an even n_fft "
-                "of more than twice the hop_length is served."
+                "above twice the hop_length is required."
             )
         rate = whole_setting(settings, "sampling_rate", 16000, _MOST_RATE)
         mel_bins = whole_setting(settings, "feature_size", 80, _MOST_BINS)
@@ -107,7 +107,9 @@ class LogMelStream:
         n_fft, hop = self._settings.n_fft, self._settings.hop
         padded, half = max(self.samples, padded_samples or 0), n_fft // 2
         if padded <= half:
-            raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
+            raise AudioError(
+                f"{padded} samples are too few for features; {half + 1} is the minimum."
+            )
         # Frames beyond n_fft zeros have no samples of the clip: dropped, and never the peak.
         zeros = min(padded - self.samples, n_fft)
         tail = self._tail(zeros)

@@ -135,8 +135,8 @@ class Sizes:
         tokens = self.tokens(grid)
         if size.most_tokens is not None and tokens > size.most_tokens:
             raise PromptTooLongError(
-                f"{size.where} has {tokens} tokens, and {size.most_tokens} are the most that the "
-                "context holds. Lower its max_pixels or min_pixels, or load with a larger "
+                f"{size.where} has {tokens} tokens, but the context fits at most "
+                f"{size.most_tokens}. Lower its max_pixels or min_pixels, or load with a larger "
                 "context_length."
             )
         return grid
@@ -162,7 +162,7 @@ class Sizes:
         if aspect > MAX_ASPECT:
             raise size.error(
                 f"{size.where} is {width} x {height} pixels: one side is {aspect:.1f} times the "
-                f"other, and {MAX_ASPECT} times is the most. Crop it."
+                f"other; the limit is {MAX_ASPECT} times. Crop it."
             )
         unit = self.patch_size * self.merge_size
         low, high = limits

@@ -89,8 +89,8 @@ def frame_rate(fps: Any, usual: float | None, where: str) -> float:
     rate = real_number(fps)
     if rate is None or not LEAST_FPS <= rate <= MOST_FPS:
         raise VideoError(
-            f"{where} has fps {format_value(fps)}; it is a number of frames a second, above 0: "
-            f"{LEAST_FPS:g} to {MOST_FPS:g}."
+            f"{where} has fps {format_value(fps)}; it must be a number of frames a second, "
+            f"above 0: {LEAST_FPS:g} to {MOST_FPS:g}."
         )
     return rate
 

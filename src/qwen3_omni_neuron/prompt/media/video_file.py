@@ -295,7 +295,7 @@ def read_video_file(
         seconds = float(timeline.seconds)
         check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
     if losses:
-        warn(f"{place} is not whole: {losses}. Its {float(whole.seconds):.2f} s are used.")
+        warn(f"{place} is incomplete: {losses}. Its {float(whole.seconds):.2f} s are used.")
     try:
         kept = _read_frames(source, where, timeline, chosen, fit, threads)
     except _DisorderError:
@@ -314,13 +314,13 @@ def read_video_file(
 def _part_of(whole: Timeline, sampling: Sampling, where: str) -> Timeline:
     if sampling.start_s >= whole.seconds:
         raise VideoError(
-            f"{where} has video_start {float(sampling.start_s):g}, and the video lasts "
+            f"{where} has video_start {float(sampling.start_s):g}, but the video lasts "
             f"{float(whole.seconds):.2f} s. Give an earlier one."
         )
     part = whole.part(sampling.start_s, sampling.end_s)
     if sampling.nframes is not None and sampling.nframes > len(part.ticks):
         raise VideoError(
-            f"{where} has nframes {sampling.nframes}, and there are {len(part.ticks)} frames. "
+            f"{where} has nframes {sampling.nframes}, but only {len(part.ticks)} frames. "
             "Give fewer, or fps."
         )
     return part
@@ -459,7 +459,7 @@ class _KeptFrames:
         if self.failed or self._missing:
             warn(
                 f"{place} is damaged: parts of its video can't be decoded. Of the "
-                f"{len(self._chosen)} frames used, {self._missing} stand for others nearby."
+                f"{len(self._chosen)} frames used, {self._missing} replace lost ones nearby."
             )
         if self._size and self._other:
             first, other = (f"{width} x {height}" for height, width in (self._size, self._other))
@@ -505,8 +505,8 @@ def _read_audio(
         start = next(blocks, None)
         if start is None and sampling.start_s:
             warn(
-                f"{place} has ended before {float(sampling.start_s):.2f} s. The part of the video "
-                "is without."
+                f"{place} ends before {float(sampling.start_s):.2f} s. The part of the video has "
+                "no audio."
             )
             return None
         made = load_waveform(
