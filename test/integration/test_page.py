@@ -470,7 +470,7 @@ def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor) -> 
     page.locator(".unsent", has_text="say red").wait_for()
     assert page.text_content("#status") == "Reconnecting"
     held[-1].continue_()
-    page.get_by_text("the model does not know what stands above").wait_for()
+    page.get_by_text("the model does not remember the turns above").wait_for()
     visitor.answered(2)
     assert page.is_hidden("#problem")
     sides = page.evaluate("[...document.querySelectorAll('#turns li')].map((x) => x.className)")

@@ -577,7 +577,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
             r"^input\[0\].content\[0\].type: documents are not",
         ),
         (result({"type": "x"}), "output"),
-        (result(IMAGE), r"^input\[0\].output\[0\].type: .* the result of a function is text"),
+        (result(IMAGE), r"^input\[0\].output\[0\].type: .* a function's result must be text"),
         (message(IMAGE, "assistant"), r"^input\[0\].content\[0\] is image, which only user m"),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "is not stored"),
         ({"previous_response_id": "resp_0"}, "is not stored"),

@@ -15,7 +15,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, also for a pipe, which might block."""
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # a pipe's opening would wait for its writer
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe would wait for its writer
 
     file = open(path, "rb", opener=opener)  # noqa: SIM115  the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

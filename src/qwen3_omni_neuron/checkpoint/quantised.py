@@ -96,7 +96,7 @@ def read_settings(folder: Path) -> Settings | None:
     if wrong:
         raise CheckpointError(
             f"{folder} is quantised by {wrong[0]}, which is not supported; docs/options.md lists "
-            f"what is, by {', '.join(_METHODS)}. Use one of those checkpoints, or bfloat16."
+            f"the forms of {', '.join(_METHODS)} that are. Use one of them, or bfloat16."
         )
     return raw
 

@@ -93,7 +93,7 @@ def plan_of(
     plan = make_plan(folder, config, chosen.limits, options.instance, adapters, **given)
     if chosen.needs_tree:
         raise OptionError(
-            f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
+            f"target {plan.target} needs a compiled tree: give compiled_path. To compile: "
             f"{plan.command(Path('compiled'))}"
         )
     return plan

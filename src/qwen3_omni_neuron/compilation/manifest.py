@@ -112,7 +112,7 @@ class Origin:
     versions: Mapping[str, str]
 
     def difference(self, wanted: "Origin") -> str:
-        """Describe the difference from `wanted`; "" without one."""
+        """Describe the difference from `wanted`; "" if none."""
         found = []
         if self.fingerprint != wanted.fingerprint:
             found.append("another checkpoint, or other adapters")

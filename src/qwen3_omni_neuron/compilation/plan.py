@@ -364,7 +364,7 @@ def _degrees(limits: TargetLimits, instance: str | None, given: Any) -> Degrees:
     usual = limits.tp[instance] if instance else next(iter(limits.tp.values()))
     tp = usual if given is None else Degrees.parse(given, usual)
     if len(tp.each) > 1 and not limits.mixed_degrees:
-        raise OptionError(f"tp must be one number of all parts{where}, got {tp}.")
+        raise OptionError(f"tp must be one number for all parts{where}, got {tp}.")
     for degree in tp.each:
         _check("tp", degree, one_of(*limits.degrees, where=where))
     for one in set(MODEL_STAGES.values()):

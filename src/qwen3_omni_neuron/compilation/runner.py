@@ -197,7 +197,7 @@ def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
     except ArtifactError as error:
         return f"unreadable: {error}", None
     if difference := origin.difference(wanted):
-        return f"stale: made from {difference}", None
+        return f"stale: compiled with {difference}", None
     if problem := file_problem(folder, record):
         return f"broken: {problem}", None
     return "", record

@@ -1,4 +1,4 @@
-"""Opening of a compiled tree, checked against checkpoint, versions and call."""
+"""Opening of a compiled tree, checked against checkpoint, versions and settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

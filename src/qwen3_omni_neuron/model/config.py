@@ -21,7 +21,8 @@ class RopeConfig:
 class MoeConfig:
     """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
-    static: for graphs of static shapes. int8: routed experts are, with a float32 scale per output.
+    static: for graphs of static shapes. int8: routed experts are int8, with a float32 scale per
+    output.
     """
 
     experts: int

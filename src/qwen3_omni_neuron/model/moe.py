@@ -17,8 +17,8 @@ EXPERT_MATRICES = ("gate_up", "down")
 class MoeFeedForward(nn.Module):
     """Routed experts and, if configured, the gated shared expert.
 
-    A loop over chosen experts depends on data. A graph of static shapes computes the same sum in
-    one of two other ways, depending on its rows.
+    A loop over chosen experts depends on the data. So a graph of static shapes computes the same
+    sum in one of two other ways, depending on its number of rows.
 
     If the config says int8, gate_up and down are int8, with a float32 scale per output,
     gate_up_scale [experts, 2 width] and down_scale [experts, hidden], which multiplies the product.

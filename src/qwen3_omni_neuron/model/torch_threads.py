@@ -10,7 +10,8 @@ import torch
 def one_torch_thread() -> Iterator[None]:
     """Let torch work on this thread alone.
 
-    Its threads spin while waiting for each other: small operations are far slower beside others.
+    Its threads spin while waiting for each other: small operations are far slower beside other
+    work.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

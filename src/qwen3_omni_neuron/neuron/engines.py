@@ -130,7 +130,7 @@ Frame = Callable[[Tensor, Sequence[Tensor], Graph | None], Outputs]
 
 
 def in_places(specs: Sequence[TensorSpec], given: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """Return inputs of a graph with row i of each tensor in row rows[i], and idle rows."""
+    """Return a graph's inputs: each tensor's row i is in row rows[i], the other rows are idle."""
     pairs = zip(specs, given, strict=True)
     return [spec.idle_input().index_copy_(0, rows, x.to(spec.dtype)) for spec, x in pairs]
 
@@ -238,7 +238,7 @@ class NeuronVocoder:
     def _decode(
         self, slots: Sequence[int], codes: Sequence[Tensor], positions: Sequence[int], late: int
     ) -> list[NDArray[np.float32]]:
-        """Decode a chunk of each stream. late: first samples without meaning."""
+        """Decode a chunk of each stream. late: number of meaningless first samples."""
         if len(slots) != len(codes) or len(set(slots)) < len(slots):
             raise ValueError(f"one chunk for each of several slots, got {len(codes)} for {slots}.")
         assert all(0 <= slot < self.slots for slot in slots), slots

@@ -130,7 +130,7 @@ class GraphSlots(SlotLengths):
         longest = max(self._lengths[slot] for slot in slots)
         if longest >= self.context_length:
             raise BucketError(
-                f"a slot has {longest} positions, all of its KV cache. Shorten the conversation, "
+                f"a slot's KV cache of {longest} positions is full. Shorten the conversation, "
                 "or compile with a longer context."
             )
         # Only full ones: a long slot would require a longer window.

@@ -1,1 +1,1 @@
-"""Messages of a conversation -> the prompt: template, media, positions and talker rows."""
+"""Messages of a conversation -> the prompt: token ids, media, positions and talker rows."""

@@ -327,7 +327,7 @@ class Truncation:
 
     @property
     def surely_fit(self) -> int:
-        """Tokens that are within every limit, however divided."""
+        """Number of tokens that exceeds no limit, however it is divided."""
         most = self.after_instructions
         return self.most_tokens if most is None else min(self.most_tokens, most)
 
@@ -356,7 +356,7 @@ class Truncation:
 
 
 def split(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Return the begin and end of each part; the first has the leading system messages."""
+    """Return the begin and end of each part; the first includes the leading system messages."""
     roles = [message["role"] for message in messages]
     first = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     begins = [

@@ -20,8 +20,8 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 class MediaRun:
     """Run of a media item's tokens in a prompt.
 
-    grid: frames, rows and columns of its vision tokens. frame_positions: time positions from frame
-    to frame. A video's audio tokens are interleaved by time.
+    grid: frames, rows and columns of its vision tokens. frame_positions: time positions between
+    frames. A video's audio tokens are interleaved by time.
     """
 
     audio_tokens: int = 0

@@ -27,7 +27,7 @@ class CallerData(ShortRepr):
     size: int = 0
 
     def keep(self, stored: Mapping[str, Any]) -> None:
-        """Read these data from a stored turn. Earlier versions stored only the id."""
+        """Read this data from a stored turn. Earlier versions stored only the id."""
         self.id, self.shown = stored["id"], stored.get("shown", {})
         self.size = stored.get("size", 0)
 
@@ -92,7 +92,7 @@ class Reply(CallerData):
     """Reply in a session's history: the text and audio that the caller got.
 
     bytes_per_s: pace of earlier replies. ended: no event follows. complete: the caller got the last
-    event. heard_s: None if unknown. spoken_bytes: the text's if the talker ended the speech, else
+    event. heard_s: None if unknown. spoken_bytes: of the text if the talker ended the speech, else
     0. rewritten: see `rewrite`. sent_s: seconds of sound sent to the client, at `speed` times the
     reply's own.
     """

@@ -1,6 +1,6 @@
 """The server's log on stderr: one line per event, in JSON or for people.
 
-Texts of requests and replies are logged only on request.
+Texts of requests and replies are logged only with --log-content.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def log_to_stderr(level: str, form: LogFormat = "json") -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for uvicorn's records that repeat the gate's line.
 
-    These are tracebacks of requests cancelled by the server's end, and ends of WebSockets.
+    These are tracebacks of requests that the server's end cancelled, and ends of WebSockets.
     """
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False

@@ -89,8 +89,8 @@ def reference_page(document: Mapping[str, Any]) -> str:
             f"<title>{title}</title><style>{_STYLE}</style>",
             '<script type="module" src="page/docs.js"></script></head><body><main>',
             f'<p><a href="./">Talk with the model</a></p><h1>{title}</h1>',
-            "<p>What this server answers over HTTP, from its <code>/openapi.json</code>. Examples "
-            "take its address and an API key, if it has keys, from two variables:</p>",
+            "<p>This server's HTTP API, from its <code>/openapi.json</code>. Examples read its "
+            "address and API key, if it has keys, from two variables:</p>",
             "<pre>URL=http://127.0.0.1:8000 KEY=none</pre>",
             '<p><label>API key for the forms <input id="key" type="password" autocomplete="off">'
             "</label></p>",

@@ -29,8 +29,8 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
-# Longer than any client's limit (httpx 5 s, load balancers 60, Go 90): a request that meets its
-# connection's end gets no answer.
+# Longer than clients keep connections (httpx 5 s, load balancers 60, Go 90): a request that meets
+# its connection's end gets no answer.
 KEEP_ALIVE_S = 120
 # The system's default grows to megabytes, which a client that does not read fills.
 SEND_BUFFER_BYTES = 1 << 17

@@ -29,7 +29,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield ""
         yield from _table(verdict.differences)
     yield ""
-    yield "largest numbers that the engines returned:"
+    yield "largest magnitudes that the engines returned:"
     yield from (f"  {name}: {size:.4g}" for name, size in verdict.largest.items())
     yield ""
     for number, spoken in enumerate(verdict.spoken, 1):
@@ -54,7 +54,7 @@ def _table(differences: Sequence[Difference]) -> Iterator[str]:
         yield "  ".join([name.strip().ljust(widths[0]), *cells]).rstrip()
     for one in differences:
         if one.first:
-            yield f"{one.stage}: first beyond what rounding explains: {one.first}"
+            yield f"{one.stage}: first difference that rounding does not explain: {one.first}"
 
 
 def _answer(number: int, spoken: Spoken) -> Iterator[str]:
@@ -62,9 +62,9 @@ def _answer(number: int, spoken: Spoken) -> Iterator[str]:
     yield f"{number}. {spoken.question.title}"
     yield f"   answer: {result.text!r}"
     if spoken.heard is None:
-        yield "   no speech that can be heard"
+        yield "   no speech"
         return
-    yield f"   heard again: {spoken.heard!r}"
+    yield f"   transcript: {spoken.heard!r}"
     yield f"   {t.frames} frames, ended by {result.talker_finish_reason}"
     yield f"   TTFT {1000 * t.ttft_s:.0f} ms, TTFB {1000 * (t.ttfb_s or 0):.0f} ms, RTF {t.rtf:.2f}"
 
@@ -72,7 +72,7 @@ def _answer(number: int, spoken: Spoken) -> Iterator[str]:
 def _conclusion(verdict: Verdict) -> Iterator[str]:
     reference = verdict.reference
     if verdict.holds:
-        yield "HOLDS" if reference else "HOLDS, as far as checked without a reference"
+        yield "HOLDS" if reference else "HOLDS, checked without a reference"
         return
     if wrong := [one for one in verdict.differences if not one.holds]:
         first = wrong[0]
@@ -80,8 +80,8 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
         median_holds = first.error is not None and first.error <= first.allowed
         if reference and reference.dtype == "bfloat16" and median_holds:
             yield (
-                "its median row holds, and the reference is in bfloat16, in which routers may "
-                "choose other experts: compare with a reference in float32 first"
+                "its median row holds, but in bfloat16, the reference's dtype, routers may choose "
+                "other experts: first compare with a reference in float32"
             )
         if not first.graph:
             yield "try: compare the checkpoint's tokenizer and chat template with the reference's"

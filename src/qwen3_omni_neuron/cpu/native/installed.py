@@ -33,12 +33,12 @@ def find_library() -> Any:
     """Load the library once. Returns None, after a warning, if it can't be used."""
     path = library_path()
     if path is None:
-        logger.warning("the C was not compiled and torch computes the same, slower: %s", REBUILD)
+        logger.warning("the C library was not built; torch computes the same, slower: %s", REBUILD)
         return None
     try:
         return load_library(path)
     except MismatchError as error:
-        logger.warning("%s is not used and torch computes the same, slower: %s", path, error)
+        logger.warning("%s is not used; torch computes the same, slower: %s", path, error)
         return None
 
 

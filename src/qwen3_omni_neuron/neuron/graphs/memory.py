@@ -1,4 +1,4 @@
-"""Memory of a plan on a core, and whether an instance has it."""
+"""Memory of a plan on a core, and whether an instance has enough."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -182,9 +182,9 @@ def plan_lines(report: dict[str, Any], memory: CoreMemory) -> Iterator[str]:
         yield f"tree for {one['instance']}: {size}; {len(report['graphs'])} graphs to compile"
     yield ""
     yield (
-        f"{memory.parameters / 1e9:.1f} B parameters, {memory.nbytes / 1e9:.1f} GB. A part is on "
-        "the first cores, as many as its degree (TP), and a core is the first one: it has all "
-        "parts."
+        f"{memory.parameters / 1e9:.1f} B parameters, {memory.nbytes / 1e9:.1f} GB. A part's "
+        "degree (TP) is its number of cores, from the first on. Sizes per core are of the first, "
+        "which has all parts."
     )
     yield ""
     degrees, core = list(memory.state_bytes), cores.core_bytes(memory.plan.lnc)

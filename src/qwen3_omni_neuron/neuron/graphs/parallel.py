@@ -1,4 +1,4 @@
-"""Replacement of a module's layers by parallel ones, and its weights' cuts."""
+"""Replacement of a module's layers by parallel ones, and the cuts of its weights."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -51,8 +51,8 @@ class NxdiSlots(SlotLengths):
     def clear(self, slot: int) -> None:
         """Drop a slot's rows, and write finite ones; see Thinker.clear.
 
-        A prompt, padded to the longest bucket, overwrites prompts' rows. Of a reply's, only the
-        last may be non-finite, and the talker's may follow the prompt's.
+        A prompt padded to the longest bucket overwrites earlier prompts' rows. Of a reply's rows
+        only the last may be non-finite; the talker's may follow the prompt directly.
         """
         spec, length = self._graphs.spec, self._lengths[slot]
         longest = self._plan.prompt_buckets[-1]
@@ -87,7 +87,7 @@ class NxdiSlots(SlotLengths):
         length = max(self._lengths[slot] for slot in slots)
         if length >= self.context_length:
             raise BucketError(
-                f"a slot has {length} positions, all of its KV cache. Shorten the conversation, or "
+                f"a slot's KV cache of {length} positions is full. Shorten the conversation, or "
                 "compile with a longer context."
             )
         seq_ids, order, kept = self._graph_rows(slots)

@@ -70,7 +70,7 @@ def set_before_import(variables: Mapping[str, str]) -> None:
     if different and "torch_neuronx" in sys.modules:
         wanted = " ".join(f"{name}={variables[name]}" for name in different)
         raise OptionError(
-            "torch_neuronx was imported before its settings were made. Start the process with "
+            "torch_neuronx was imported before its settings were set. Start the process with "
             f"{wanted}."
         )
     os.environ.update(variables)

@@ -177,7 +177,7 @@ def fill_folder(
             except Exception as error:
                 raise CompileError(
                     f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
-                    "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
+                    "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep its inputs."
                     # neuronx-cc's error F137
                     f"{plan.if_killed if 'killed' in str(error) else ''}"
                 ) from error

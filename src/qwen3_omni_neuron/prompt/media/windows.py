@@ -1,7 +1,7 @@
-"""Windows of a sound, cut at pauses, without longer silence.
+"""Windows of a sound, cut at pauses, without long silence.
 
-Loudness is the variance of 50 ms in dB of full scale. Sound is above -70 dB, and above a level set
-by the window and its lookahead:
+Loudness is the variance of 50 ms in dB of full scale. Sound is above -70 dB, and above a level that
+depends on the window and its lookahead:
 
 - Room noise: if the quietest tenth is steady (within 3 dB) and the loudest stretch 15 dB above it,
 sound is 10 dB above the noise, also in later windows without anything louder.
@@ -38,8 +38,8 @@ _NONE = np.empty(0, np.float32)
 class Window:
     """Part of a sound, transcribed independently.
 
-    start_s, end_s: place of its sound. samples: float32 [samples] at SAMPLING_RATE, which may begin
-    earlier and end later.
+    start_s, end_s: of its sound. samples: float32 [samples] at SAMPLING_RATE; may begin earlier and
+    end later.
     """
 
     start_s: float

@@ -1,4 +1,4 @@
-"""WebSocket of /v1/responses: each event `response.create` is answered like a POST."""
+"""WebSocket of /v1/responses: answers each event `response.create` like a POST."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ class _Socket:
     """One open socket. _next: the client's next message."""
 
     def __init__(self, post: ASGIApp, service: Service, asked: Scope, receive: Receive, send: Send):
-        """asked: scope of the POST that an event is."""
+        """asked: scope of the POST that each event becomes."""
         self._post, self._service, self._asked = post, service, asked
         self._receive, self._raw_send = receive, send
         self._next: asyncio.Future[Message] = asyncio.ensure_future(receive())

@@ -259,8 +259,8 @@ async def answer(
 ) -> Response:
     """Answer one conversation, whole or in pieces. Raises ApiError and the API's errors.
 
-    read: parses the body, and returns a Question, or an object with its methods. in_thread: that
-    may take long, as may many short ones of one owner beside another's.
+    read: parses the body, and returns a Question, or an object with its methods. in_thread: reading
+    may take long, as may many short bodies of one owner beside another's.
     """
     begun: Reply | Question
     run = partial(service.readers.run, context.owner)

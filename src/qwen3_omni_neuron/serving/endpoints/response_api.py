@@ -85,7 +85,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 @router.delete(RESPONSE, responses=errors_of(404))
 async def delete_response(request: Request, response_id: str) -> Json:
-    """Delete a response; later turns can't name it."""
+    """Delete a response; later turns can't continue it."""
     service, context = parts_of(request)
     if not service.responses.delete(context.owner, response_id):
         raise _not_kept(404, response_id, None)
@@ -123,7 +123,7 @@ def _read(
 ) -> "Question | Prepared":
     """Return a request's question. Raises ApiError.
 
-    parsed: its body, if parsed. last: its socket's, to which the answer is streamed.
+    parsed: the body, if already parsed. last: of the socket, to which the answer is streamed.
     """
     asked = parsed or bodies.parse_json(requests.ResponseRequest, context.body)
     if last is not None:

@@ -72,7 +72,7 @@ class ClientObject(BaseModel):
 
 
 class OneOf:
-    """Annotation of a union of members that differ in form, or objects in `type`.
+    """Annotation of a union whose members differ in JSON type, or whose objects differ in `type`.
 
     Members' tags are in angle brackets, and left out of errors' paths.
     """

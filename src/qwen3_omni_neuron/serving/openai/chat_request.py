@@ -210,14 +210,14 @@ class NamedTool(ClientObject):
 
 
 class AllowedNames(ClientObject):
-    """The functions that the reply may call, or must call one of."""
+    """Functions that the reply may or must call."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
 class AllowedTools(ClientObject):
-    """Some of the tools: the others are shown to the model, and not called."""
+    """Some of the tools; the model sees the others, but can't call them."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames

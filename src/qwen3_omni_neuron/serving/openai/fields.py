@@ -1,7 +1,7 @@
 """Fields that clients send beside a body's own, and as request options.
 
-One table for all endpoints: each is an option, has no effect, or is refused except for null and a
-value without effect. docs/serving.md has it, too.
+One table for all endpoints: each field is an option, has no effect, or is refused except for null
+and a value without effect. docs/serving.md shows it.
 """
 
 import re

@@ -38,8 +38,7 @@ from qwen3_omni_neuron.serving.openai.reply import (
 Json = dict[str, Any]
 _ITEMS = names_in(RESPONSES, "input[]")
 NO_TOOLS = (
-    "there are no built-in tools. Describe a function (type: function), and run it where its call "
-    "arrives"
+    "there are no built-in tools. Describe a function (type: function), and run it in the client"
 )
 
 
@@ -78,7 +77,7 @@ class InputFilePart(chat.MediaObject):
         Literal["input_file"],
         must(
             lambda _: False,
-            "documents are not read. Send its text as input_text, or its pages as input_image",
+            "documents are not supported. Send text as input_text, or pages as input_image",
         ),
     ]
 
@@ -95,7 +94,7 @@ InputPart = Annotated[
 ]
 OutputPart = Annotated[
     SaidPart | chat.RefusalPart,
-    OneOf("text: the result of a function is text here. Send media in a message of the user"),
+    OneOf("text: a function's result must be text here. Send media in a user message"),
 ]
 
 
@@ -171,7 +170,7 @@ class FlatTool(ClientObject):
 
 
 class FlatAllowedTools(ClientObject):
-    """The functions that the response may call, or must call one of."""
+    """Functions that the response may or must call."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"

@@ -94,7 +94,7 @@ async function attach(session, sound = null) {
   configure();
   sent = new Sent();
   const earlier = at("turns").querySelector("li:not(.unsent)");
-  if (earlier) note("A new conversation: the model does not know what stands above.");
+  if (earlier) note("A new conversation: the model does not remember the turns above.");
 }
 
 // The connection is gone. ended: the server has ended the session.

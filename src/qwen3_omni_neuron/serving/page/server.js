@@ -102,6 +102,6 @@ async function asked(path, field, key) {
   if (!answer) throw new Error("The server can't be reached.");
   if (answer.status === 401) return null;
   const body = await answer.json().catch(() => ({})); // a proxy's answer
-  if (!body[field]) throw new Error(body.error?.message ?? `The server answers ${answer.status}.`);
+  if (!body[field]) throw new Error(body.error?.message ?? `The server answered ${answer.status}.`);
   return body[field];
 }
