@@ -574,4 +574,4 @@ def _collect(stream: SpeechStream) -> SpeechResult:
         for event in stream:
             if isinstance(event, Finished):
                 return event.result
-    raise ClosedError("the stream was closed before it had finished.")
+    raise ClosedError("the stream was closed before it finished.")

@@ -123,7 +123,7 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both) -> None:
     ours, theirs = (engines.thinker for engines in both)
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(CONTEXT_LENGTH - 1))
     (token,) = assert_steps_alike(ours, theirs, [0], [token], steps=1)
-    with pytest.raises(BucketError, match="a slot has 256 positions"):
+    with pytest.raises(BucketError, match="KV cache of 256 positions"):
         theirs.step([0], [token])
     with pytest.raises(BucketError, match=r"257 prompt rows, and the longest .* holds 256"):
         theirs.prefill(0, text_prompt(CONTEXT_LENGTH + 1))

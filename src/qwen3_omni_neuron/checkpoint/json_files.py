@@ -64,7 +64,7 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
     try:
         settings = read_json(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no preprocessor_config.json.") from None
+        raise CheckpointError(f"{folder} has no preprocessor_config.json. Download it.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder} has no usable preprocessor_config.json: {reason(error)}. Download it again."

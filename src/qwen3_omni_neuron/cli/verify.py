@@ -67,7 +67,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 def _write(parsed: argparse.Namespace) -> int:
     dtype = "float32" if parsed.dtype == "auto" else parsed.dtype
     if dtype not in _DTYPES:
-        raise OptionError(f"a reference is in {' or '.join(_DTYPES)}, got --dtype {dtype}.")
+        raise OptionError(f"a reference must be in {' or '.join(_DTYPES)}, got --dtype {dtype}.")
     model = existing(chosen_model(parsed))
     try:
         from qwen3_omni_neuron.verification.reference import make_questions

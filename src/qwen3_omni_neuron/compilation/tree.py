@@ -56,8 +56,8 @@ def open_tree(
         raise ArtifactError(
             f"{folder} was compiled from another checkpoint or with other adapters than {model} "
             f"with {' and '.join(map(str, adapters)) or 'none'} (fingerprint "
-            f"{manifest.fingerprint[:12]} against {found[:12]}; it has {merged or 'none'}). Name "
-            f"those, as they were then, or: {again}"
+            f"{manifest.fingerprint[:12]} against {found[:12]}; it has {merged or 'none'}). Pass "
+            f"the original ones, or: {again}"
         )
     if absent := [model for model in models_of(config) if model not in manifest.models]:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}. {again}")

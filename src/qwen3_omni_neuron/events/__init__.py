@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "no_speech", "runaway"]
 
 
 class ShortRepr:
-    """Base of dataclasses with a short repr, without defaults."""
+    """Base of dataclasses whose repr omits defaults and shortens arrays."""
 
     def __repr__(self) -> str:
         shown = []
@@ -86,7 +86,8 @@ class SpeechResult(ShortRepr):
     Finish reasons: "stop" (the model ended), "length" (a limit did), and for the talker "no_speech"
     and "runaway" (see runtime.runaway). seed: repeats the request. logprobs: log-probability of
     each of token_ids, if requested, by the thinker's unmodified logits. top_logprobs: for each, the
-    likeliest ids and log-probabilities. warnings: about prompt files used partly or changed.
+    likeliest ids and log-probabilities. warnings: about prompt files that were ignored in part or
+    changed.
     """
 
     text: str
@@ -115,10 +116,10 @@ class SpeechResult(ShortRepr):
             file.write(self.audio)
 
     def play(self) -> None:
-        """Play the speech: in a notebook with a player on its page, else on this machine.
+        """Play the speech: in a notebook by a player on the page, else on this machine.
 
         Returns after playback; in a notebook at once. Needs one of `events.playing.PROGRAMS`.
-        Raises NotInstalledError without one, and OutputError if that fails or there is no speech.
+        Raises NotInstalledError without one, OutputError if it fails or the reply has no speech.
         """
         from qwen3_omni_neuron.events.playing import play
 

@@ -15,7 +15,7 @@ _LIBSNDFILE = {
 }
 _UNKNOWN_SIZE = 0xFFFFFFFF  # players read it as "until the end"
 _HEADER_BYTES = 44
-# For larger arrays numpy releases the GIL, for which the server's event loop would wait longer than
+# For larger arrays numpy releases the GIL; the server's event loop would wait longer for it than
 # the conversion takes.
 _UNRELEASED = 500
 _FEW_SAMPLES = 8000  # a first chunk has fewer

@@ -56,7 +56,7 @@ class SpeechFile:
             ) from error
         try:
             with self._output_errors():
-                encoded = os.fsencode(self._temporary)  # soundfile takes no name that is not UTF-8
+                encoded = os.fsencode(self._temporary)  # soundfile accepts only UTF-8 names
                 self._writer = SoundWriter(encoded, self._sample_rate, self._format)
         except OutputError:
             self._temporary.unlink()

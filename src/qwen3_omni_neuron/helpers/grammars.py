@@ -228,7 +228,7 @@ class GrammarPool:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self.lock:
             if self._closed:
-                raise ClosedError("the model was closed.")
+                raise ClosedError("this model was closed; load it again.")
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(

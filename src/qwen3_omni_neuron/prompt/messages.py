@@ -135,7 +135,7 @@ def read_tools(
 ) -> list[dict[str, Any]]:
     """Check tool descriptions; return a copy for a chat template. Raises MessageError."""
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise MessageError("tools is not a list of dicts, each of which describes a function.")
+        raise MessageError("tools must be a list of dicts that describe functions.")
     reader = MessageReader(reserved, _no_media, check)
     return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
 

@@ -57,7 +57,7 @@ class Tokenizer:
         try:
             config = read_json(folder / "tokenizer_config.json")
             if not isinstance(config, dict):
-                raise ValueError("tokenizer_config.json holds no object")
+                raise ValueError("tokenizer_config.json is not an object")
             self._backend = _read_backend(folder)
             _add_tokens(self._backend, config.get("added_tokens_decoder", {}))
         except CheckpointError:
@@ -433,5 +433,5 @@ def _read_template(folder: Path, of_tokenizer: Any) -> str:
 def _text_in(raw: Any) -> str:
     template = raw.get("chat_template") if isinstance(raw, dict) else None
     if not isinstance(template, str):
-        raise ValueError(f"chat_template is {format_value(template)}, and not a text")
+        raise ValueError(f"chat_template must be a text, got {format_value(template)}")
     return template
