@@ -176,7 +176,7 @@ def test_a_file_that_is_too_long_is_refused_by_its_header() -> None:
     undecodable = file[:100] + bytes(len(file) - 100)
     with pytest.raises(AudioError):
         load(undecodable)
-    with pytest.raises(PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of audio"):
+    with pytest.raises(PromptTooLongError, match=r"here lasts 10\.000 s, .* most 9\.999 s"):
         load(undecodable, limit_s=9.999)
 
 
@@ -184,7 +184,7 @@ def test_an_array_that_is_too_long_is_refused() -> None:
     wave = tone(48000, 1.0)
     assert len(load(wave, sampling_rate=48000, limit_s=1.0)) == RATE
     wave[-1] = np.nan
-    with pytest.raises(PromptTooLongError, match=r"lasts 1\.000 s, and 0\.500 s"):
+    with pytest.raises(PromptTooLongError, match=r"lasts 1\.000 s, .* most 0\.500 s"):
         load(wave, sampling_rate=48000, limit_s=0.5)
 
 

@@ -250,7 +250,7 @@ def test_what_cannot_be_seen_is_refused() -> None:
         ),
         (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-            "is EPS or PostScript, which is not read",
+            "is EPS or PostScript, which is not supported",
         ),
         (PNG[:12], "damaged or truncated"),
         (PNG[: len(PNG) // 2], "damaged or truncated"),

@@ -198,8 +198,8 @@ def bare_content(content: Any) -> Any:
 def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(prompt_builder) -> None:
     for item, said in (
         (audio(5.0), r"content\[0\] lasts 5.000 s, but the context fits at most 3.846 s"),
-        ({**image(64, 64), "min_pixels": 10**12}, r"content\[0\] has \d{9} tokens, and 50 are"),
-        ({**video(4, 2.0), "min_pixels": 10**6}, r"content\[0\] has \d{4} tokens, and 50 are"),
+        ({**image(64, 64), "min_pixels": 10**12}, r"content\[0\] has \d{9} tokens, .* most 50\."),
+        ({**video(4, 2.0), "min_pixels": 10**6}, r"content\[0\] has \d{4} tokens, .* most 50\."),
     ):
         with pytest.raises(PromptTooLongError, match=said):
             prompt_builder.prompt([user(item)], most_tokens=50)

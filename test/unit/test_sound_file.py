@@ -318,7 +318,7 @@ def test_a_flac_whose_middle_is_damaged_is_used_up_to_there() -> None:
     middle = len(content) // 2
     content[middle : middle + 8] = bytes(8)
     heard, (warning,) = read(bytes(content))
-    assert re.search(r"the decoder stopped .* promises 4\.00 s", warning)
+    assert re.search(r"the decoder stopped .* says 4\.00 s", warning)
     assert np.array_equal(heard, read(written("FLAC", seconds=4.0))[0][: len(heard)])
     assert len(heard) > RATE
 
@@ -330,7 +330,7 @@ def test_the_text_of_a_tag_is_no_header_of_an_mp3() -> None:
     comment = b"COMM\0\0\0\x1c\0\0\0eng\0Info ABCDEFG hello there"
     heard, warnings = read(b"ID3\3\0\0\0\0\0" + bytes([len(comment)]) + comment + content)
     assert np.array_equal(heard, read(content)[0])
-    assert not any("promises" in warning for warning in warnings)
+    assert not any("header says" in warning for warning in warnings)
 
 
 def test_frames_of_another_rate_are_resampled() -> None:
@@ -392,10 +392,10 @@ def test_a_small_file_of_hours_is_refused() -> None:
     """Zlib makes a thousand bytes of one: 200 kB become 94 minutes."""
     content = make_matroska([bytes(9_000_000)] * 20, packed=True)
     assert len(content) < 200_000
-    with pytest.raises(PromptTooLongError, match=r"and 60\.000 s"):
+    with pytest.raises(PromptTooLongError, match=r"at most 60\.000 s"):
         load_waveform({"audio": content}, RATE, "here", limit_s=60.0)
     content = make_recording("mp4", "aac", seconds=4.0)
-    with pytest.raises(PromptTooLongError, match=r"^here lasts 4\.0\d\d s, and 2\.000 s"):
+    with pytest.raises(PromptTooLongError, match=r"^here lasts 4\.0\d\d s, .* most 2\.000 s"):
         load_waveform({"audio": content}, RATE, "here", limit_s=2.0)
 
 
@@ -482,7 +482,7 @@ def test_other_formats_are_named_and_not_opened(name, monkeypatch, tmp_path) -> 
     path = tmp_path / "x"
     path.write_bytes(OTHERS[name])
     for source in (OTHERS[name], path):
-        said = rf"^here: .* is {name}, which is not read\. Convert it, .*ffmpeg -i "
+        said = rf"^here: .* is {name}, which is not supported\. Convert it, .*ffmpeg -i "
         with pytest.raises(AudioError, match=said):
             read(source)
 
