@@ -187,6 +187,21 @@ def test_another_plan_recompiles_the_models_it_changes(plan, tree) -> None:
         verify_files(tree, manifest)
 
 
+def test_a_new_model_is_kept_where_the_old_one_can_not_be_deleted(plan, tree, monkeypatch) -> None:
+    plan, delete = replace(plan, patch_buckets=(64,)), shutil.rmtree
+
+    def refuse(path: Path, **how: Any) -> None:
+        if path.suffix == ".old":
+            raise PermissionError(path)
+        delete(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        with pytest.raises(OutputError):
+            compile_tree(plan, tree, SLOW)
+    assert compile_tree(plan, tree, SLOW).compiled == ()
+
+
 def test_another_checkpoint_recompiles_everything(plan, tree, tmp_path) -> None:
     model = Path(shutil.copytree(plan.model, tmp_path / "copy"))
     assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == ()

@@ -213,7 +213,7 @@ def test_nan_in_a_slot_reaches_neither_others_nor_the_next_request(
     """The next one is short, beside a long one; then a cached prompt is copied to the slot."""
     graphs, part = loaded(config, checkpoint, tmp_path, name)
     width = decoder_config(config, name).hidden_size
-    slots = GraphSlots(part, name)
+    slots = GraphSlots(part)
 
     def prefill(slot: int, rows: int, start: int = 0) -> Tensor:
         given = torch.randn(rows, width, generator=seeded(rows))
@@ -265,7 +265,7 @@ def test_codes_are_marked_in_the_slot_whose_logits_are_not_finite(
 ) -> None:
     assert config.talker is not None
     _, part = loaded(config, checkpoint, tmp_path, "code_predictor")
-    predictor = NeuronPredictor(part, config.talker.predictor.vocab_size)
+    predictor = NeuronPredictor(part, config.talker.predictor.vocab_size, None)
     sampling = [PredictorSampling(5, 50, 1.0)] * 3
     hidden, frames = torch.randn(3, config.talker.text.hidden_size, generator=seeded(0)), []
     for row in (hidden[1].clone(), float("nan")):
@@ -337,8 +337,10 @@ def talker_of(
     width = decoder_config(config, "talker").hidden_size
     table = torch.randn(20, width, generator=seeded(3)).to(getattr(torch, plan.dtype))
     table[19] = float("nan")
-    slots = GraphSlots(talker, "talker")
-    codes = NeuronPredictor(predictor, 64, slots.step_ahead, lambda ids: table[ids])
+    slots = GraphSlots(talker)
+    codes = NeuronPredictor(
+        predictor, 64, lambda at, ids, frame: slots.step_ahead(at, table[ids], frame)
+    )
     return TalkerEngine(config, slots, codes, table, lambda ids: table[ids], lambda x: x, 0)
 
 

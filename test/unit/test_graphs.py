@@ -436,7 +436,7 @@ def slots(config, called) -> GraphSlots:
         outputs = graphs[label].outputs
         return [torch.zeros(spec.shape, dtype=device_type(spec.dtype)) for spec in outputs]
 
-    return GraphSlots(LoadedPart(graphs.values(), run), "talker")
+    return GraphSlots(LoadedPart(graphs.values(), run))
 
 
 def test_a_flush_takes_the_window_of_the_slots_that_are_full(config, slots, called) -> None:

@@ -56,7 +56,7 @@ def test_frames_sampled_each_in_its_own_way_are_the_cpus(checkpoint, config, cpu
         [GREEDY, PredictorSampling(3, 50, 0.5), GREEDY],
         [PredictorSampling(4, 1, 0.5), PredictorSampling(5, 3, 1.0), PredictorSampling(6, 50, 0.1)],
     ):
-        neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
+        neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64, None)
         generator = torch.Generator().manual_seed(len(how))
         hidden = torch.randn(len(how), config.talker.text.hidden_size, generator=generator)
         code0 = torch.randint(0, 64, (len(how),), generator=generator)
@@ -70,11 +70,12 @@ def test_frames_sampled_each_in_its_own_way_are_the_cpus(checkpoint, config, cpu
 
 def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(checkpoint, config) -> None:
     part = part_of(checkpoint, config, "code_predictor")
-    neuron, hidden = NeuronPredictor(part, 64), torch.zeros(2, config.talker.text.hidden_size)
+    neuron, hidden = NeuronPredictor(part, 64, None), torch.zeros(2, config.talker.text.hidden_size)
     with pytest.raises(BucketError, match=r"is 60, .* at most 50 codes"):
         predicted(neuron, hidden, torch.zeros(2).long(), [GREEDY, PredictorSampling(1, 60, 1.0)])
     assert not part.called
-    few = NeuronPredictor(part, 40)  # fewer codes than were compiled: no limit is one that fits
+    # Fewer codes than were compiled: no limit is one that fits.
+    few = NeuronPredictor(part, 40, None)
     for top_k in (0, 60):
         predicted(few, hidden[:1], torch.zeros(1).long(), [PredictorSampling(1, top_k, 1.0)])
 

@@ -180,7 +180,7 @@ def test_codes_of_the_graphs_for_neuron_are_the_references_unless_in_bfloat16(
     spec = predictor_spec(outlier, target, predictor_dtype)
     weights = torch.float32 if predictor_dtype == "float32" else BFLOAT16
     assert spec.dtype == weights
-    engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64)
+    engine = NeuronPredictor(neuron_part(target, spec, outlier, tmp_path), 64, None)
     codes = codes_of_engine(engine, frame_inputs(talker_models(outlier)), BFLOAT16)
     found = same_frames(codes, reference)
     assert min(found) >= 0.98 if keeps else max(found) < 0.5, found

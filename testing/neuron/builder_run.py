@@ -90,7 +90,7 @@ def assert_keeps_codes_of_float32(toolchain: NxdToolchain, folder: Path) -> None
         own.mkdir()
         toolchain.compile_part(spec, Checkpoint(checkpoint), own)
         with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
-            engine = NeuronPredictor(toolchain.load_part(spec, own), 64)
+            engine = NeuronPredictor(toolchain.load_part(spec, own), 64, None)
             codes = codes_of_engine(engine, given, torch.bfloat16)
         shares = same_frames(codes, reference)
         assert least <= min(shares) <= max(shares) <= most, (value, shares)

@@ -40,14 +40,14 @@ _RETRY_S = 0.05
 
 
 @contextmanager
-def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
+def tree_lock(tree: Path) -> Iterator[int]:
     """Hold the tree's lock. Yields its descriptor; a process that inherits it also holds it.
 
-    wait_s: longest wait for another run. Raises CompileError after that, OSError.
+    Raises CompileError if another run holds it for WAIT_S, OSError.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _acquire(descriptor, tree, wait_s)
+        _acquire(descriptor, tree)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield descriptor
@@ -56,8 +56,8 @@ def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, tree: Path, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
+def _acquire(descriptor: int, tree: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +164,7 @@ def _compile(
 
             record = run_worker(target.compile_model, plan, model, part, lock, tick)
             write_record(part, origins[model], record)
-            _swap(tree, model, part)
+            _replace(tree, model, part)
         except BaseException as error:
             if target.keeps_failed and isinstance(error, CompileError):
                 part.rename(tree / f".{model}.failed")
@@ -177,8 +177,7 @@ def _compile(
     if not missing:
         for model in set(MODELS) - set(models):  # an earlier checkpoint's, which had a talker
             if (tree / model / RECORD_FILE).exists():
-                (tree / MANIFEST_FILE).unlink(missing_ok=True)
-                _discard(tree, model)
+                _replace(tree, model, None)
         present = installed_versions() | versions
         write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered, merged))
     return Outcome(ordered, tuple(chosen), missing)
@@ -203,19 +202,17 @@ def _inspect(folder: Path, wanted: Origin) -> tuple[str, ModelRecord | None]:
     return "", record
 
 
-def _swap(tree: Path, model: str, part: Path) -> None:
+def _replace(tree: Path, model: str, part: Path | None) -> None:
+    """Rename a model's new folder, if any, to its place: a model's folder is always complete."""
     (tree / MANIFEST_FILE).unlink(missing_ok=True)
-    if (tree / model).exists():
-        _discard(tree, model)
-    part.rename(tree / model)
-    sync_folder(tree)
-
-
-def _discard(tree: Path, model: str) -> None:
-    """Delete a model after a rename: a folder with a model's name is always complete."""
     old = tree / f".{model}.old"
-    (tree / model).rename(old)
-    shutil.rmtree(old)
+    if (tree / model).exists():
+        (tree / model).rename(old)
+    if part is not None:
+        part.rename(tree / model)
+    sync_folder(tree)
+    if old.exists():  # deleted last: an interruption must not cost the new one
+        shutil.rmtree(old)
 
 
 def _sweep(tree: Path) -> None:

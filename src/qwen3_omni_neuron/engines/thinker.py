@@ -50,8 +50,8 @@ class DecoderEngine:
     def __init__(
         self,
         decoder: KvSlots,
-        release: Callable[[], None] = lambda: None,
-        fault: Fault | None = None,
+        release: Callable[[], None],
+        fault: Fault | None,
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.chunked_prefill = decoder.chunked_prefill

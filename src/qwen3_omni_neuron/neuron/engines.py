@@ -127,6 +127,8 @@ def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
 
 Frame = Callable[[Tensor, Sequence[Tensor], Graph | None], Outputs]
 """Computes frames: (their rows in the graph, inputs of the talker's step, its graph) -> outputs."""
+StepAhead = Callable[[Sequence[int], Sequence[int], Frame], Tensor]
+"""GraphSlots.step_ahead with text tokens for rows: (slots, token ids, frame) -> codes."""
 
 
 def in_places(specs: Sequence[TensorSpec], given: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
@@ -138,20 +140,13 @@ def in_places(specs: Sequence[TensorSpec], given: Sequence[Tensor], rows: Tensor
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    codes: size of a code's vocabulary. step_ahead: GraphSlots.step_ahead of the talker; None: its
-    step is no graph of this package. text_rows: see TalkerEngine.
+    codes: size of a code's vocabulary. step_ahead: None: the talker's step is no graph of this
+    package.
     """
 
-    def __init__(
-        self,
-        part: LoadedPart,
-        codes: int,
-        step_ahead: Callable[[Sequence[int], Tensor, Frame], Tensor] | None = None,
-        text_rows: Callable[[Tensor], Tensor] = lambda token_ids: token_ids,
-    ):
-        self._part, self._codes = part, codes
-        self._step_ahead, self._text_rows = step_ahead, text_rows
-        *_, self._graph = graphs_by_size(part, "code_predictor", "slots").values()
+    def __init__(self, part: LoadedPart, codes: int, step_ahead: StepAhead | None):
+        self._part, self._codes, self._step_ahead = part, codes, step_ahead
+        (self._graph,) = part.graphs.values()
         self._most = self._graph.size("top_k")
 
     def predict(
@@ -175,7 +170,7 @@ class NeuronPredictor:
 
         known = [each.token_id for each in sampling if each.token_id is not None]
         if self._step_ahead is not None and len(known) == len(rows):
-            return self._step_ahead(slots, self._text_rows(torch.tensor(known)), frame)
+            return self._step_ahead(slots, known, frame)
         step = [spec.idle_input() for spec in inputs[len(given) :]]
         codes, sums, *_ = frame(torch.arange(len(rows)), step)
         feedback[rows] = sums[: len(rows)].to(feedback.dtype)
@@ -294,11 +289,15 @@ def talker_engine(
     text_rows = TextRows(table, project_text, config.talker.text.hidden_size, spec.dtype).fill()
     unload(text)
     decoder, codes = slots(), config.talker.predictor.vocab_size
-    ahead = getattr(decoder, "step_ahead", None)
+    step_rows = getattr(decoder, "step_ahead", None)
+
+    def step_ahead(slots: Sequence[int], token_ids: Sequence[int], frame: Frame) -> Tensor:
+        return step_rows(slots, text_rows(torch.tensor(token_ids)), frame)
+
     return TalkerEngine(
         config,
         decoder,
-        NeuronPredictor(part("code_predictor"), codes, ahead, text_rows),
+        NeuronPredictor(part("code_predictor"), codes, step_ahead if step_rows else None),
         tables.codec_embedding.weight,
         text_rows,
         NeuronProjection(part("hidden_projection"), "hidden_projection"),

@@ -28,8 +28,8 @@ class GraphSlots(SlotLengths):
 
     chunked_prefill = True
 
-    def __init__(self, part: LoadedPart, name: str):
-        self._part, self._name = part, name
+    def __init__(self, part: LoadedPart):
+        self._part, name = part, part.name
         self._prompts = graphs_by_size(part, f"{name}_prefill", "window", "rows")
         self._flushes = graphs_by_size(part, f"{name}_flush", "window")
         self._steps = graphs_by_size(part, f"{name}_decode", "slots", "window")
@@ -81,14 +81,14 @@ class GraphSlots(SlotLengths):
                 torch.tensor([slot]),
                 torch.tensor([start + begin]),
             ]
-            if self._name == "thinker":
+            if self._part.name == "thinker":
                 inputs.append(None)
                 if deepstack is not None:
                     added = deepstack[:, begin:stop].to(self._dtype)
                     inputs[-1] = F.pad(added, (0, 0, 0, padding))
             logits, hidden = self._part.call(graph.label, *inputs)
             # Talker graphs return the last row's hidden state, thinker graphs every row's.
-            seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
+            seen = [hidden] if self._part.name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
         self._held[slot] = start + len(rows)
         self._end(slot, start + len(rows), float(positions.max()))
@@ -179,7 +179,7 @@ class GraphThinkerSlots(GraphSlots):
     """The thinker's slots over its part. embedding: [vocab, hidden], on the host."""
 
     def __init__(self, part: LoadedPart, embedding: Tensor):
-        super().__init__(part, "thinker")
+        super().__init__(part)
         self._embedding = embedding
 
     @torch.inference_mode()

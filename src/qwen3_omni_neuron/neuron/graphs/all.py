@@ -85,7 +85,7 @@ def static_models(
     return models
 
 
-def static_config(config: OmniConfig, int8: bool = False) -> OmniConfig:
+def static_config(config: OmniConfig, int8: bool) -> OmniConfig:
     """Return the config with experts in static shapes; see model.moe. int8: of the thinker."""
     thinker = replace(config.thinker, text=_static(config.thinker.text, int8))
     if config.talker is None:

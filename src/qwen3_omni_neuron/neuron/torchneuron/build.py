@@ -108,7 +108,6 @@ class ModelRanks:
         self._captured.discard(name)
         part.warm_up()
         self._captured.add(name)
-        self._load("settle", name)
         return part
 
     def unload(self, part: LoadedPart) -> None:
@@ -135,11 +134,14 @@ class ModelRanks:
     def _run(
         self, name: str, label: str, inputs: dict[str, Tensor], then: Graph | None = None
     ) -> Sequence[Tensor]:
-        limit_s = self._hangs_s if name in self._captured else FIRST_CALL_S
+        is_first, members = name not in self._captured, self._members(name)
+        limit_s = FIRST_CALL_S if is_first else self._hangs_s
         following = (then.part, then.label) if then else ()
         outputs: Sequence[Tensor] = self._group.call(
-            *("run", name, label, inputs, *following), limit_s=limit_s, members=self._members(name)
+            "run", name, label, inputs, *following, limit_s=limit_s, members=members
         )
+        if is_first:  # a load must not compile them all to find that it may not
+            self._group.call("check", name, label, limit_s=limit_s, members=members)
         return outputs
 
     def _members(self, name: str) -> int:
@@ -162,6 +164,6 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> ThinkerEngine:
 
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
     def slots() -> GraphSlots:
-        return GraphSlots(ranks.part("talker"), "talker")
+        return GraphSlots(ranks.part("talker"))
 
     return talker_engine(spec, slots, ranks.part, ranks.unload, ranks.opened(), ranks.fault)

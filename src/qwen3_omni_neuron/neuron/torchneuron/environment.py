@@ -101,13 +101,14 @@ class GraphCaches:
                     link.symlink_to(path.resolve())
         self._restored = self._files()
 
-    def check(self, part: str) -> None:
-        """Raise ArtifactError if something was compiled since `restore`."""
+    def check(self, label: str, source: Path) -> None:
+        """Raise ArtifactError if something was compiled since `restore`, for a graph's call."""
         added = sorted(self._files() - self._restored)
         if added:
             raise ArtifactError(
-                f"{part} was compiled again at load ({len(added)} files, {added[0]} first): the "
-                "tree is of another compiler, or another version of TorchNeuron. Compile it again."
+                f"{label} was compiled again at load ({len(added)} files, {added[0]} first): "
+                f"TorchNeuron does not find it in the tree. Delete {source} and compile again, "
+                "which skips the rest."
             )
 
     def _files(self) -> set[Path]:

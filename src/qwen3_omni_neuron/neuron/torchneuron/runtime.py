@@ -125,9 +125,9 @@ class Rank:
             self._membership.rank % self._spec.plan.degree(name),
         )
 
-    def settle(self, name: str) -> None:
+    def check(self, name: str, label: str) -> None:
         """Raise ArtifactError if a part's graph was compiled again."""
-        self._caches.check(name)
+        self._caches.check(label, self._tree / MODEL_OF_PART[name])
 
     def run(self, name: str, label: str, inputs: Mapping[str, Tensor], *then: str) -> Outputs:
         """Run a part's graph, then another's, by part and label. Returns rank 0's outputs."""
@@ -147,7 +147,7 @@ class Rank:
 
 
 def fill_folder(
-    plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None = None
+    plan: CompilePlan, model: str, folder: Path, runtime: TorchNeuron | None
 ) -> tuple[GraphRecord, ...]:
     """Compile a model's parts into `folder`, which has the caches' empty folders.
 
