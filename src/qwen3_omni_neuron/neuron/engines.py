@@ -1,6 +1,7 @@
 """Engines over loaded parts: encoders, projections, code predictor, vocoder, thinker and talker."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -289,7 +290,7 @@ def talker_engine(
     text_rows = TextRows(table, project_text, config.talker.text.hidden_size, spec.dtype).fill()
     unload(text)
     decoder, codes = slots(), config.talker.predictor.vocab_size
-    step_rows = getattr(decoder, "step_ahead", None)
+    step_rows: Any = getattr(decoder, "step_ahead", None)
 
     def step_ahead(slots: Sequence[int], token_ids: Sequence[int], frame: Frame) -> Tensor:
         return step_rows(slots, text_rows(torch.tensor(token_ids)), frame)
