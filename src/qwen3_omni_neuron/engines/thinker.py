@@ -31,7 +31,7 @@ class SlotLengths:
         self._lengths[slot] = start
 
     def _end(self, slot: int, length: int, last_position: float) -> None:
-        """Count a prompt's rows. last_position: their largest rope position."""
+        """Set a slot's length. last_position: its largest rope position."""
         self._lengths[slot], self._next_positions[slot] = length, last_position + 1
 
     def _count_step(self, slots: Sequence[int]) -> None:

@@ -298,7 +298,7 @@ def _left_of_chunk(file: BinaryIO) -> int:
 
 
 def _left_of_next(file: BinaryIO, end: int) -> int:
-    """Count the bytes from the next file's beginning on."""
+    """Count the bytes from the start of the next file on."""
     size = file.seek(0, 2)
     file.seek(end)
     found = _NEXT_FILE.search(file.read(_TAIL))

@@ -151,7 +151,7 @@ class ChatReply(Reply):
         return to_json(answer)
 
     def _told(self, logprobs: Sequence[Json]) -> Json | None:
-        """Return log-probabilities in a choice's form; None unless requested."""
+        """Return a choice's log-probabilities; None unless requested."""
         return {"content": logprobs, "refusal": None} if self.wanted.logprobs else None
 
     def _part(self, part: ReplyPart) -> bytes:

@@ -58,7 +58,7 @@ def told(kind: str, fields: Json) -> tuple[str, Json] | None:
 
 
 def _nested(given: Json) -> Json:
-    """Return a client's flat fields in OpenAI's places."""
+    """Move a client's flat fields to OpenAI's places."""
     made: Json = {}
     for name, value in given.items():
         absent = value is None and name not in _TURNED_OFF
