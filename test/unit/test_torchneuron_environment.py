@@ -74,11 +74,6 @@ def test_the_compilers_level_is_the_plans_while_compiling_and_in_every_rank(
         set_before_import(settings(Path("/rank"), 2))
 
 
-def test_all_settings_are_put_into_the_environment() -> None:
-    set_before_import(SETTINGS)
-    assert os.environ.items() >= SETTINGS.items()
-
-
 @pytest.mark.parametrize(
     ("name", "needed"),
     [

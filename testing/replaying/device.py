@@ -93,7 +93,7 @@ class Behaviour:
     None: adaptive. start_after: text tokens that the talker's prefill waits for. inline_frames:
     after every inline_frames frames the talker waits until the vocoder has decoded them; 0: they
     run concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
-    whether the profile's driver_start and driver_frame are spent. policy: whether the
+    whether the profile's driver_start and driver_frame are spent. knows_cores: whether the runtime
     knows which stages share cores. chunked_prefill: whether a prefill costs the time of its own
     rows, see StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
     """

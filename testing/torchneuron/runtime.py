@@ -87,7 +87,7 @@ class StandIn(TorchNeuron):
         if self.seen is not None:
             values = " ".join(os.environ.get(name, "none") for name in self.names)
             (self.seen / str(os.getpid())).write_text(values, encoding="utf-8")
-        self._register()
+        backend.register()
         if not self.caches:
             for variable in CACHES:
                 del os.environ[variable]
@@ -104,11 +104,9 @@ class StandIn(TorchNeuron):
         return DEVICE
 
     def start_compiling(self, ranks: int) -> torch.device:
-        self._register()
+        backend.register()
         make_fake_group(ranks)
         if self.late is not None:
-            from testing.torchneuron import backend
-
             backend.write_neff = lambda *neff: PENDING.append(neff)
         return DEVICE
 
@@ -121,9 +119,6 @@ class StandIn(TorchNeuron):
                 path.write_text(text)
             elif failure:
                 raise RuntimeError(failure)
-
-    def _register(self) -> None:
-        backend.register()
 
 
 def run_eagerly(module: nn.Module, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
