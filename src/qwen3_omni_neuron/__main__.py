@@ -1,4 +1,4 @@
-"""Entry point of `qwen3-omni-neuron` and `python -m qwen3_omni_neuron`."""
+"""`qwen3-omni-neuron` and `python -m qwen3_omni_neuron`."""
 
 import signal
 

@@ -159,8 +159,8 @@ def test_a_failure_is_one_line_before_the_model_is_loaded_and_leaves_no_file(
         (["Hello", "--speaker", "Bob"], "--speaker: unknown speaker 'Bob'. This checkpoint has"),
         (["--audio", "/nowhere.wav"], "--audio /nowhere.wav: the file does not exist"),
         (["--image", WAV], f"{WAV}: the file is sound (WAV), not an image. Give it with --audio."),
-        (["--video", __file__], f"--video {__file__}: the file is something else"),
-        (["--audio", __file__, "--system", "a"], f"--audio {__file__}: the file is something"),
+        (["--video", __file__], f"--video {__file__}: the file is of an unknown format"),
+        (["--audio", __file__, "--system", "a"], f"--audio {__file__}: the file is of an"),
         (
             ["Hello", "--thinker-min-new-tokens", "5", "--thinker-max-new-tokens", "4"],
             "--thinker-min-new-tokens is 5, more than --thinker-max-new-tokens, 4.",

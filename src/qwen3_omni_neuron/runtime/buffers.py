@@ -10,7 +10,7 @@ CAPACITY = 1024
 
 
 class TokenBuffer:
-    """Token ids of one request's text rows: its tokens, tts_eos once, then tts_pad forever.
+    """Token ids of one request's text rows: its tokens, tts_eos once, then tts_pad.
 
     changed: condition of the reader's stage; its lock guards every field. on_space: wakes a waiting
     writer. written: number of tokens. closed: the text has ended. end_taken: tts_eos was consumed.

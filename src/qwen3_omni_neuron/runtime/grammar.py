@@ -44,9 +44,7 @@ MOST_NESTED = 10
 MOST_ENUM_VALUES = 1000
 MOST_NAME_CHARACTERS = 120_000
 _REFUSED = ("allOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
-_TOGETHER = frozenset(
-    ("anyOf", "oneOf", "$ref")
-)  # these and `properties` may describe one object together
+_TOGETHER = frozenset(("anyOf", "oneOf", "$ref"))  # may describe one object with `properties`
 # These may define keys beyond `properties`.
 _FURTHER = _TOGETHER | {"additionalProperties", "unevaluatedProperties", "allOf", "if"}
 _FURTHER |= {"dependentSchemas", "minProperties", "enum", "const"}
@@ -90,8 +88,7 @@ class Grammar(PreparedGrammar):
     """Compiled grammar of one request's reply.
 
     vocab_size: number of logits. after: the text is free up to these strings, in order; then the
-    grammar applies. repeats: after the grammar, the text is free up to the last string again; else
-    the reply ends.
+    grammar applies. repeats: then it is free up to the last string again; else the reply ends.
     """
 
     compiled: CompiledGrammar

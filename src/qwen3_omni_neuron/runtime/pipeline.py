@@ -36,7 +36,7 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # poll interval for processes that have ended
-AWAITED_S = 20.0  # a speaker fills the next window in 8 s; its prefill waits for a pause
+AWAITED_S = 20.0  # the next window of speech takes 8 s, and waits for a pause
 GREEDY = GenerationDefaults()
 StageTasks = list[tuple[Stage[Any], Task]]
 
@@ -68,7 +68,7 @@ class Pipeline:
         # The garbage collector may run SpeechStream.__del__ while the lock is held.
         self._lock = OwnLock()
         self._free_slots = list(range(engines.thinker.slots))  # least recently used first
-        # By slot: until when its prefilled rows are reserved; see `prefill_ahead`.
+        # By slot: until when other requests get it last.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
@@ -182,7 +182,7 @@ class Pipeline:
     def call_without_waiting(self, close: Callable[[], None]) -> None:
         """Call a finalizer that acquires the lock, in another thread if it is held.
 
-        A finalizer may run in any line of a thread, which may hold another lock, such as a logging
+        A finalizer may run in any line of a thread, which may hold a lock, such as a logging
         handler's, that this lock's holder waits for.
         """
         check_not_forked()

@@ -227,7 +227,7 @@ def in_turn(waiting: Sequence[AnyTask], tasks: Sequence[Task]) -> list[AnyTask]:
 
 
 def _patience_s(live: LiveRequest, now: float) -> float:
-    """Return the seconds left until half of wait_timeout_s has passed without progress."""
+    """Return the seconds until half of wait_timeout_s passes without progress."""
     return live.timestamps.progress_s + live.request.options.wait_timeout_s / 2 - now
 
 

@@ -1,8 +1,8 @@
 """Prefill of prompts, shared by the thinker and talker stages.
 
-A slot keeps its last request's rows: of a prompt that shares the first rows, only the others are
-computed, in chunks if other requests run. Rows of other slots are copied. After an error, or if a
-row may not be finite, the slot is cleared.
+A slot keeps its last request's rows: only rows after a shared beginning are computed, in chunks if
+other requests run. Other slots' rows are copied. After an error, or if a row may not be finite, the
+slot is cleared.
 """
 
 from abc import abstractmethod
@@ -56,9 +56,8 @@ class PrefixCache:
     def choose(self, free: Sequence[int], keys: RowKeys) -> tuple[int, int]:
         """Choose a free slot, least recently used first. Returns it and `count`.
 
-        Prefers the slot that shares the most rows with the prompt if they are at least half of its
-        rows: otherwise later turns may need the rest. Otherwise the first slot, to which `bring`
-        copies rows.
+        Prefers the slot that shares the most rows with the prompt, unless most of its rows are
+        others, which later turns may need. Otherwise the first slot, to which `bring` copies rows.
         """
         counts = self._counts(keys)
         best = max(free, key=lambda slot: counts[slot])
@@ -97,9 +96,8 @@ class PrefixCache:
 class PromptTask(Task):
     """Request in a stage that computes its prompt.
 
-    rows: number of prompt rows that may be cached. keys: None without a prefix cache. most: upper
-    bound of rows taken from the cache. finite: all computed rows are known to be finite; None
-    before the first.
+    rows: prompt rows that may be cached. keys: None without a prefix cache. most: upper bound of
+    rows from the cache. finite: all computed rows are known to be finite; None before the first.
     """
 
     def __init__(self, live: LiveRequest, rows: int, keys: RowKeys | None, most: int):

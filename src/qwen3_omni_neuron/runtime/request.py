@@ -39,9 +39,9 @@ class WrittenReply:
 class Request:
     """One request.
 
-    options: with a seed. arrived_s: by the pipeline's clock. keys: of the prompt's rows in the
-    prefix cache. ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker.
-    thinks: the text begins with reasoning. pace: of the caller's earlier replies.
+    options: with a seed. arrived_s: by the clock. keys: of the prompt's rows in the prefix cache.
+    ahead: see `Pipeline.prefill_ahead`. written: reply to speak without the thinker. thinks: the
+    text begins with reasoning. pace: of the caller's earlier replies.
     """
 
     prompt: Prompt
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass
 class Timestamps:
-    """Times of the pipeline's clock in seconds; None: not yet."""
+    """Times by the clock in seconds; None: not yet."""
 
     admitted_s: float | None = None
     first_token_s: float | None = None

@@ -1,7 +1,7 @@
 """The stages' loop: one worker thread per stage, and containment of failures.
 
-If an engine call raises, it is repeated for each request separately. If the stage's own code
-raises, all its requests end; if its thread or engine process ends, later requests are refused, too.
+An engine call that raises is repeated for each request separately. If the stage's own code raises,
+all its requests end; if its thread or engine process ends, later requests are refused, too.
 """
 
 import logging

@@ -53,7 +53,7 @@ class StopStrings:
     def push(self, token_id: int) -> tuple[list[int], bool]:
         """Add a token. Returns the tokens to pass on, and whether the reply ends.
 
-        If a stop string begins inside a token, the text before it is tokenised again.
+        Text before a stop string that begins inside a token is tokenised again.
         """
         self._buffered.append(token_id)
         text = self._decode(self._buffered)

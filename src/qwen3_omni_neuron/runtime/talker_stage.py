@@ -73,7 +73,7 @@ class TalkerTask(PromptTask):
         return PredictorSampling(noise, params.top_k, params.top_p, self.row if known else None)
 
     def take_row(self) -> bool:
-        """Take the next call's row if it has arrived; return whether it has. The lock is held."""
+        """Take the next call's row; return whether it has arrived. The lock is held."""
         if self.row is None and self.live.text.ready:
             self.row = self.live.text.take()
         return self.row is not None

@@ -59,8 +59,7 @@ class VocoderStage(Stage[VocoderTask]):
     def on_frame(self, live: LiveRequest) -> None:
         """Wake this stage if a chunk is due. The lock is held.
 
-        The talker's thread checks, which costs less than waking this one. A working stage checks
-        again later.
+        The talker's thread checks: waking this one costs more. A working stage checks again later.
         """
         starts = not live.chunks
         if self._working and not starts:

@@ -60,8 +60,8 @@ class Turnstile:
 class Service:
     """Model, settings, metrics, limits, and replies for later turns.
 
-    decoder: pool of processes that decode media. Quotas: held: bytes of all requests and sessions.
-    requests: running and waiting ones. sessions: realtime sessions.
+    decoder: pool of processes that decode media. Quotas: held: bytes of all requests and sessions;
+    requests: running and waiting; sessions: realtime.
     """
 
     def __init__(self, settings: ServerSettings, fetcher: Fetcher | None = None):

@@ -52,7 +52,7 @@ class NxdiSlots(SlotLengths):
         """Drop a slot's rows, and write finite ones; see Thinker.clear.
 
         A prompt padded to the longest bucket overwrites earlier prompts' rows. Of a reply's rows
-        only the last may be non-finite; the talker's may follow the prompt directly.
+        only the last may be non-finite; the talker's may follow the prompt.
         """
         spec, length = self._graphs.spec, self._lengths[slot]
         longest = self._plan.prompt_buckets[-1]
