@@ -114,5 +114,5 @@ def test_pictures_are_encoded_in_the_least_bucket_as_on_the_cpu(checkpoint, conf
     torch.testing.assert_close(vision.encode(pictures), expected, **CLOSE)
     assert [label.split("=")[1] for label in part.called] == ["16]", *["64]"] * 3, "16]", "64]"]
     large = random_visual(checkpoint, (1, 12, 22))
-    with pytest.raises(BucketError, match=r"264 patches in a frame, and .* holds 256"):
+    with pytest.raises(BucketError, match=r"264 patches in a frame, but .* has 256"):
         vision.encode([large])
