@@ -125,7 +125,7 @@ def test_what_is_too_long_is_refused_and_moves_nothing(both) -> None:
     (token,) = assert_steps_alike(ours, theirs, [0], [token], steps=1)
     with pytest.raises(BucketError, match="KV cache of 256 positions"):
         theirs.step([0], [token])
-    with pytest.raises(BucketError, match=r"257 prompt rows, and the longest .* holds 256"):
+    with pytest.raises(BucketError, match=r"257 prompt rows, but the longest .* has 256"):
         theirs.prefill(0, text_prompt(CONTEXT_LENGTH + 1))
     token = assert_prefills_alike(ours, theirs, 1, text_prompt(9))
     with pytest.raises(BucketError):
