@@ -276,7 +276,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
 
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         settings = ServerSettings(port=taken.getsockname()[1])
-        with pytest.raises(OutputError, match=r"can't be listened on: Address already in use\. T"):
+        with pytest.raises(OutputError, match=r"can't listen on .*: Address already in use\. U"):
             Server(settings, lambda: ScriptedModel([])).run()  # type: ignore[arg-type, return-value]
 
 
