@@ -205,7 +205,7 @@ def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
     shared, prompt_builder
 ) -> None:
     content = make_video(audio="aac", audio_s=9)
-    expected = "^here \\(its audio\\) lasts 6.* and"
+    expected = "^here \\(its audio\\) lasts 6.* but"
     with pytest.raises(PromptTooLongError, match=expected):
         loaded(prompt_builder.loader(True, 90), "video", {"video": content, "max_pixels": 1024})
     fields = {"most_tokens": 90, "use_audio_in_video": True, "options": {"max_pixels": 1024}}
