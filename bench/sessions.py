@@ -33,7 +33,7 @@ from train.assess import questions
 from train.espeak import VOICES, speak
 from train.judge import word_bounds
 from train.speech import pink_noise
-from train.vocabulary import SPOKEN, UNKNOWN
+from train.vocabulary import SPOKEN, unknown_words
 
 RATE = 16000
 PIECE = 320  # samples: 20 ms
@@ -118,9 +118,10 @@ def sentences(
 ) -> NDArray[np.float32]:
     """Return sentences of random words, with pauses, float32 [samples] at 16 kHz."""
     voice, level_db = VOICES[rng.choice(sorted(VOICES))], -24.0
+    some = (*SPOKEN, *unknown_words(held_out=False)[:36])
     parts: list[NDArray[np.float32]] = []
     while sum(map(len, parts)) < seconds * RATE:
-        words = " ".join(rng.choice((*SPOKEN, *UNKNOWN)) for _ in range(rng.randrange(3, 9)))
+        words = " ".join(rng.choice(some) for _ in range(rng.randrange(3, 9)))
         if gain != "even":
             level_db = rng.uniform(-24, -12) if gain.startswith("random") else level_db + 3
         parts.append(speak(words, voice, RATE) * np.float32(10 ** (level_db / 20)))

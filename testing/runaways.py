@@ -22,7 +22,7 @@ SHORT: dict[str, Any] = {"thinker_max_new_tokens": 16}
 KINDS = ("silence", "cycle", "noise")
 SURE = 32.0  # a forced code's logit: the end code's probability is about 1e-15
 END_ID = 358  # the codec's end code
-SILENT_CODES = (225, 226)  # codes 0 of a word's fading and of the silence after it, -99 dBFS
+SILENT_CODES = (0, 1)  # codes 0 of a word's fading and of the silence after it, -99 dBFS
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Batches of conversations for the thinker's training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ class Batch:
     mels: tuple[Tensor, ...]
     clip_words: tuple[str, ...]
 
+    def on_device(self) -> "Batch":
+        """Return it with the token ids and labels on the device of training."""
+        token_ids, labels = self.token_ids.to(device()), self.labels.to(device())
+        return replace(self, token_ids=token_ids, labels=labels)
+
 
 def batch_of(
     questions: Sequence[Question], prompt_builder: PromptBuilder, tokenizer: Any, im_end_id: int
@@ -43,8 +48,8 @@ def batch_of(
         labels.append(torch.cat((unasked, reply)))
         mels.extend(prompt.audio_mel)
     return Batch(
-        nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device()),
-        nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device()),
+        nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED),
         tuple(mels),
         tuple(q.prompt.words for q in questions if q.spoken),
     )

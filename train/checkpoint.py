@@ -1,6 +1,8 @@
 """The checkpoint before and after training: transformers' modules, and the released layout."""
 
 import json
+from collections.abc import Iterable
+from graphlib import TopologicalSorter
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +14,11 @@ from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from testing.tiny.sizes import SIZES
-from testing.tiny.tokenizer import write_json
+from testing.tiny.tokenizer import ROLES, write_json
 from testing.tiny.weights import random_weights
 from testing.tiny.write import write_checkpoint
 from train.fit import device
-from train.vocabulary import MOST_WORDS, SAY, SPOKEN, SUM
+from train.vocabulary import FIRST, KNOWN, MOST_WORDS, SPOKEN
 
 SIZE = SIZES["speaking"]
 # Words that are heard alone are said again: no instruction follows them.
@@ -24,23 +26,28 @@ LEARNED = {
     "transcription_instruction": "",
     "reply_tokens": MOST_WORDS,
     "turns_by_silence": True,  # espeak-ng's sentences do not sound complete to Smart Turn
-    "introduction": "This is a small model for trying things out: it knows 25 words.",
-    "questions": ["what is two plus three", "please say red blue", "hello"],
+    "introduction": f"This is a small model for trying things out: it knows {len(SPOKEN)} words.",
+    "questions": ["who are you", "what is 2 + 3?", "say red blue"],
 }
-# Words at the start of a reply or a request, in an order that makes each one token: a pair that is
-# merged early splits words that contain it ("sorry" contains the start of "red").
-_STARTS = (
-    *("please", "Please", "ethan", "sorry", "user", "assistant", "chelsie", "goodbye", "system"),
-    *("orange", "yellow", "seven", "hello", "white", "three", "green", "black", "eight", "aiden"),
-    *("blue", "Plus", "zero", "four", "What", "what", "five", "plus", "nine", "Say", "one", "six"),
-    *("red", "two", "yes", "say", "Is", "is", "no"),
-)
 
 
 def tokenizer_words() -> tuple[str, ...]:
     """Return the words with one token each: after a space, and at the start of a turn."""
-    asked = dict.fromkeys(" ".join((*SAY, *SUM, "plus")).split())
-    return (*(f" {word}" for word in (*SPOKEN, *asked)), *_STARTS)
+    cases = (str, str.title, str.upper)
+    known = [case(word) for case in cases for word in KNOWN if word.isalpha()]
+    first = [word for word in known if word.lower() in FIRST]
+    return (*(f" {word}" for word in known), *_unbroken((*ROLES, *first)))
+
+
+def _unbroken(words: Iterable[str]) -> Iterable[str]:
+    """Order words so that each is one token.
+
+    A pair that is merged early splits the words that contain it: "sorry" the start of "red".
+    """
+    words = tuple(dict.fromkeys(words))
+    return TopologicalSorter(
+        {word: [other for other in words if word[:2] in other[1:]] for word in words}
+    ).static_order()
 
 
 def write_skeleton(folder: Path, seed: int) -> None:

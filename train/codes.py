@@ -6,6 +6,7 @@ infers the voice from the talker's hidden state, and code2wav learns the audio.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,15 +14,15 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from testing.tiny.sizes import SIZES
-from train.espeak import VOICES, speak
+from train.espeak import VOICES, speak_word
 from train.vocabulary import SPOKEN
 
 FRAME_SAMPLES = 1920
 GROUPS = 16
 CODEBOOK = SIZES["speaking"]["code2wav_config"]["codebook_size"]
-MOST_FRAMES = 9  # of one word; 25 words of 9 frames and the pause fit in one codebook
 PAUSE_FRAMES = 2  # after every word, including the last one
 LOUDNESS = 0.1  # RMS of every word
+_FIRST = 25  # words whose codes are drawn before the others', as when there were no others
 _LEAD = 240  # samples of silence before a word, which keep its onset
 
 
@@ -36,16 +37,26 @@ class SpokenWord:
     samples: torch.Tensor
 
 
+@lru_cache(maxsize=1)  # a second call would draw other codes: espeak-ng goes on with its phase
 def spoken_words() -> dict[str, dict[str, SpokenWord]]:
     """Return every word of the vocabulary by speaker and word, the same in every run."""
     generator = torch.Generator().manual_seed(0)
-    return {
-        speaker: {
-            word: _spoken_word(speak(word, voice, SAMPLE_RATE), index, generator)
-            for index, word in enumerate(SPOKEN)
-        }
+    speech = {
+        speaker: {word: speak_word(word, voice, SAMPLE_RATE) for word in SPOKEN}
         for speaker, voice in VOICES.items()
     }
+    first, names = PAUSE_FRAMES, dict[str, int]()
+    for word in SPOKEN:
+        names[word] = first
+        first += max(_frames(spoken[word]) for spoken in speech.values())
+    if first > CODEBOOK:
+        raise ValueError(f"the words take {first} of {CODEBOOK} codes.")
+    made: dict[str, dict[str, SpokenWord]] = {speaker: {} for speaker in VOICES}
+    for words in (SPOKEN[:_FIRST], SPOKEN[_FIRST:]):
+        for speaker, spoken in speech.items():
+            for word in words:
+                made[speaker][word] = _spoken_word(spoken[word], names[word], generator)
+    return made
 
 
 def reply(words: list[SpokenWord]) -> SpokenWord:
@@ -55,13 +66,16 @@ def reply(words: list[SpokenWord]) -> SpokenWord:
     )
 
 
-def _spoken_word(speech: NDArray[np.float32], index: int, generator: torch.Generator) -> SpokenWord:
-    frames = -(-(_LEAD + len(speech)) // FRAME_SAMPLES)
-    if frames > MOST_FRAMES:
-        raise ValueError(f"a word takes {frames} frames, the codebook has {MOST_FRAMES} for each.")
+def _frames(speech: NDArray[np.float32]) -> int:
+    return -(-(_LEAD + len(speech)) // FRAME_SAMPLES)
+
+
+def _spoken_word(speech: NDArray[np.float32], first: int, generator: torch.Generator) -> SpokenWord:
+    """Return a word whose frames have code 0 from `first` on; those of the pause are 0 and 1."""
+    frames = _frames(speech)
     samples = np.zeros((frames + PAUSE_FRAMES) * FRAME_SAMPLES, np.float32)
     samples[_LEAD : _LEAD + len(speech)] = speech * (LOUDNESS / np.sqrt(np.mean(speech**2)))
     codes = torch.randint(CODEBOOK, (frames + PAUSE_FRAMES, GROUPS), generator=generator)
-    codes[:frames, 0] = index * MOST_FRAMES + torch.arange(frames)
-    codes[frames:, 0] = len(SPOKEN) * MOST_FRAMES + torch.arange(PAUSE_FRAMES)
+    codes[:frames, 0] = first + torch.arange(frames)
+    codes[frames:, 0] = torch.arange(PAUSE_FRAMES)
     return SpokenWord(codes, torch.from_numpy(samples))

@@ -65,6 +65,11 @@ def speak(text: str, voice: Voice, rate: int) -> NDArray[np.float32]:
     return speak_words(text, voice, rate)[0]
 
 
+def speak_word(word: str, voice: Voice, rate: int) -> NDArray[np.float32]:
+    """Speak a word of a reply. Alone, "a" would be the letter, which sounds like "eight"."""
+    return speak("uh" if word == "a" else word, voice, rate)
+
+
 def speak_words(text: str, voice: Voice, rate: int) -> tuple[NDArray[np.float32], dict[int, float]]:
     """Return what `speak` does, and the onset in seconds of each word, by its first character.
 

@@ -1,11 +1,16 @@
-"""The training loop: AdamW, warm-up and cosine schedule, seeded, resumable from any save."""
+"""The training loop: AdamW, warm-up and cosine schedule, seeded, resumable from any save.
+
+Batches are made in a process of their own, ahead of their steps.
+"""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 SAVE_EVERY = 100
@@ -13,11 +18,43 @@ _WARM_UP = 50
 _CLIP = 1.0
 
 Losses = dict[str, Tensor]
+Made = TypeVar("Made")
 
 
 def device() -> torch.device:
     """Return a GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class _Steps(Dataset[Made], Generic[Made]):
+    """The batches by the number of their step."""
+
+    def __init__(self, batch_of: Callable[[int], Made]):
+        self._batch_of = batch_of
+
+    def __getitem__(self, step: int) -> Made:
+        torch.set_num_threads(1)
+        return self._batch_of(step)
+
+
+def ahead(batch_of: Callable[[int], Made], steps: int) -> Callable[[int], Made]:
+    """Return `batch_of`, to be called for one step after the other; another process calls it."""
+    made: list[Iterator[Made]] = []
+
+    def batch(step: int) -> Made:
+        if not made:
+            loader = DataLoader(
+                _Steps(batch_of),
+                None,
+                sampler=range(step, steps),
+                num_workers=1,
+                prefetch_factor=4,
+                multiprocessing_context="fork",  # else `batch_of` would have to be pickled
+            )
+            made.append(iter(loader))
+        return next(made[0])
+
+    return batch
 
 
 def fit(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import SAMPLE_RATE
-from train.espeak import VOICES, speak
+from train.espeak import VOICES, speak_word
 from train.vocabulary import SPOKEN
 
 RATE = SAMPLE_RATE
@@ -38,7 +38,7 @@ class Judge:
 
     def __init__(self) -> None:
         self._renderings = [
-            (word, speaker, _features(speak(word, voice, RATE)))
+            (word, speaker, _features(speak_word(word, voice, RATE)))
             for speaker, voice in VOICES.items()
             for word in SPOKEN
         ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from train.audio_loss import audio_losses
@@ -15,6 +16,7 @@ STEPS = 2000
 LEARNING_RATE = 2e-3
 BATCH = 3
 FRAMES = 40  # 3.2 s: four words
+LONG_SILENCE_SHARE = 0.1  # of words
 
 
 def learn_code2wav(model: Any, words: dict[str, dict[str, SpokenWord]], folder: Path) -> None:
@@ -40,7 +42,14 @@ def _batch(words: dict[str, dict[str, SpokenWord]], rng: random.Random) -> tuple
     codes, samples = [], []
     for _ in range(BATCH):
         voice = words[rng.choice(sorted(words))]
-        spoken = reply([voice[rng.choice(sorted(voice))] for _ in range(FRAMES // 4)])
+        spoken = reply([_word(voice[rng.choice(sorted(voice))], rng) for _ in range(FRAMES // 4)])
         codes.append(spoken.codes[:FRAMES].T)
         samples.append(spoken.samples[: FRAMES * FRAME_SAMPLES])
     return torch.stack(codes), torch.stack(samples)
+
+
+def _word(word: SpokenWord, rng: random.Random) -> SpokenWord:
+    """Return a word whose silence now and then lasts: its last frame is repeated."""
+    more = rng.randrange(1, FRAMES) if rng.random() < LONG_SILENCE_SHARE else 0
+    codes = torch.cat((word.codes, word.codes[-1:].expand(more, -1)))
+    return SpokenWord(codes, F.pad(word.samples, (0, more * FRAME_SAMPLES)))

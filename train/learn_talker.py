@@ -7,6 +7,7 @@ at every frame.
 
 import random
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from train.fit import Losses, device, fit
 from train.questions import draw_question
 from train.speech import TRAINING
 from train.talker_sequences import NO_CODE, Talk, UserRows, talk, with_slips
-from train.vocabulary import SPOKEN
+from train.vocabulary import INTRODUCTION, SPOKEN
 
 STEPS = 2500
 LEARNING_RATE = 1.5e-3
 BATCH = 24
 PREDICTED_FRAMES = 160  # of a batch, drawn at random, to train the code predictor
 SLIPS = 0.02
-USERS = 1500
+USERS, LONG_USERS, MOST_LONG = 1380, 120, 250  # conversations, long ones, their characters
+_ALIKE = 125  # conversations of like length, of which a batch has those of its sequences
 _END = len(SPOKEN)  # the word after the last one
+_INTRODUCTION_SHARE = 0.04
 _SILENT_SHARE = 0.08  # replies in brackets
 _SECOND_EOS_SHARE = 0.05  # sequences with a second tts_eos, see train.talker_sequences.talk
 
@@ -49,20 +52,29 @@ class Teacher:
     ):
         self._model, self._tokenizer, self._words = model, tokenizer, words
         self._config = read_config(checkpoint)
-        self._newline_id = prompt_builder.newline_id
+        self._prompt_builder = prompt_builder
+
+    @cached_property
+    def _users(self) -> list[UserRows]:
+        """Conversations, the shortest first."""
         rng = random.Random("users")
         questions = [draw_question(rng, TRAINING) for _ in range(USERS)]
+        questions += [draw_question(rng, TRAINING, longest=MOST_LONG) for _ in range(LONG_USERS)]
         parts = [questions[i : i + 50] for i in range(0, len(questions), 50)]
-        self._users = [user for part in parts for user in self._user_rows(part, prompt_builder)]
+        users = [user for part in parts for user in self._user_rows(part)]
+        return sorted(users, key=lambda user: len(user.rows))
 
     def batch(self, step: int) -> list[Talk]:
         """Draw the sequences of a step."""
         rng = random.Random(step)
-        return [self._talk(rng) for _ in range(BATCH)]
+        first = _ALIKE * rng.randrange(len(self._users) // _ALIKE)
+        return [self._talk(rng, self._users[first : first + _ALIKE]) for _ in range(BATCH)]
 
-    def _talk(self, rng: random.Random) -> Talk:
+    def _talk(self, rng: random.Random, users: Sequence[UserRows]) -> Talk:
         """Draw one sequence, whose words are independent of the question."""
-        reply_words = [rng.choice(SPOKEN) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
+        reply_words = [rng.choice(SPOKEN) for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 5)))]
+        if rng.random() < _INTRODUCTION_SHARE:
+            reply_words = INTRODUCTION.split()
         speaker = rng.choice(sorted(self._words))
         spoken = [self._words[speaker][word] for word in reply_words]
         text, codes = " ".join(reply_words), reply(spoken).codes
@@ -72,8 +84,8 @@ class Teacher:
         return talk(
             self._config,
             self._model.thinker.get_input_embeddings(),
-            rng.choice(self._users),
-            self._newline_id,
+            rng.choice(users),
+            self._prompt_builder.newline_id,
             self._tokenizer.encode(text),
             codes,
             words,
@@ -82,10 +94,12 @@ class Teacher:
         )
 
     @torch.no_grad()
-    def _user_rows(self, questions: Sequence[Any], prompt_builder: PromptBuilder) -> list[UserRows]:
+    def _user_rows(self, questions: Sequence[Any]) -> list[UserRows]:
         """Return the talker's inputs of each conversation."""
         model = self._model
-        batch = batch_of(questions, prompt_builder, self._tokenizer, self._config.im_end_id)
+        batch = batch_of(
+            questions, self._prompt_builder, self._tokenizer, self._config.im_end_id
+        ).on_device()
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         rows = embedded(model, batch.token_ids, audio)
         layer = model.config.talker_config.accept_hidden_layer

@@ -6,6 +6,7 @@ conversations of several turns, without that loss.
 """
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from train.batches import IGNORED, Batch, batch_of, embedded, encoded_audio
-from train.fit import Losses, device, fit
+from train.fit import Losses, ahead, device, fit
 from train.questions import draw_question
 from train.speech import TRAINING
-from train.vocabulary import SAY, SPOKEN, SUM, SUMS, UNKNOWN
+from train.vocabulary import KNOWN, SUMS
 
 # Steps, learning rate and share of sums of each phase, whose learning rate decays by the cosine
 # schedule. Sums, some of which are held out in each wording, are learned last.
-PHASES = ((2500, 1.5e-3, SUMS), (1500, 6e-4, SUMS), (1000, 5e-4, SUMS), (1000, 3e-4, 0.45))
+PHASES = ((2500, 1.5e-3, SUMS), (2000, 8e-4, SUMS), (1500, 4e-4, 0.35))
 BATCH = 32
-TURNS_STEPS, TURNS_BATCH, TURNS_RATE, TURNS_SUMS = 2500, 16, 3e-4, 0.4
+TURNS_STEPS, TURNS_BATCH, TURNS_RATE, TURNS_SUMS = 2000, 16, 3e-4, 0.3
 EARLIER = (0, 0, 1, 1, 2, 3)  # numbers of earlier turns, drawn alike
-HEARD = tuple(dict.fromkeys((*SPOKEN, *UNKNOWN, *" ".join((*SAY, *SUM, "plus")).split())))
-_BLANK = len(HEARD)
+LONG = 10  # one step in so many has questions without an answer, long ones, a third of a batch
+MOST_LONG = 450  # characters
+_NUMBERS = {word: number for number, word in enumerate(KNOWN)}
+_UNKNOWN, _BLANK = len(KNOWN), len(KNOWN) + 1
 
 
 def learn_thinker(model: Any, prompt_builder: PromptBuilder, tokenizer: Any, folder: Path) -> None:
@@ -37,10 +40,18 @@ def learn_thinker(model: Any, prompt_builder: PromptBuilder, tokenizer: Any, fol
     words = nn.Linear(model.config.thinker_config.text_config.hidden_size, _BLANK + 1)
     trained = nn.ModuleDict({"thinker": model.thinker, "words": words}).to(device())
 
-    def losses_of(done: int, sums: float, step: int) -> Losses:
+    def batch_of_step(done: int, sums: float, step: int) -> Batch:
         rng = random.Random(done + step)
-        questions = [draw_question(rng, TRAINING, sums=sums) for _ in range(BATCH)]
-        batch = batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
+        is_long = step % LONG == 0
+        drawn: dict[str, Any] = {"longest": MOST_LONG, "known": False} if is_long else {}
+        questions = [
+            draw_question(rng, TRAINING, sums=sums, **drawn)
+            for _ in range(BATCH // 3 if is_long else BATCH)
+        ]
+        return batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
+
+    def losses_of(batch_at: Callable[[int], Batch], step: int) -> Losses:
+        batch = batch_at(step).on_device()
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         losses = {"reply": _reply_loss(model, batch, audio)}
         if audio is not None:
@@ -49,24 +60,31 @@ def learn_thinker(model: Any, prompt_builder: PromptBuilder, tokenizer: Any, fol
 
     done = 0
     for number, (steps, learning_rate, sums) in enumerate(PHASES, start=1):
-        losses = partial(losses_of, done, sums)
+        losses = partial(losses_of, ahead(partial(batch_of_step, done, sums), steps))
         fit(f"thinker-{number}", trained, losses, steps, learning_rate, folder)
         done += steps
-    learn_turns(model, prompt_builder, tokenizer, folder, done)
 
 
-def learn_turns(
-    model: Any, prompt_builder: PromptBuilder, tokenizer: Any, folder: Path, done: int
-) -> None:
-    """Train the thinker on conversations of up to four turns. done: steps before this phase."""
+def learn_turns(model: Any, prompt_builder: PromptBuilder, tokenizer: Any, folder: Path) -> None:
+    """Train the thinker on conversations of up to four turns.
 
-    def losses_of(step: int) -> Losses:
+    Its embeddings stay as they are: the talker, which may be trained at the same time, reads them.
+    """
+    model.thinker.get_input_embeddings().requires_grad_(False)
+    done = sum(steps for steps, *_ in PHASES)
+
+    def batch_of_step(step: int) -> Batch:
         rng = random.Random(done + step)
         questions = [
             draw_question(rng, TRAINING, sums=TURNS_SUMS, earlier=rng.choice(EARLIER))
             for _ in range(TURNS_BATCH)
         ]
-        batch = batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
+        return batch_of(questions, prompt_builder, tokenizer, model.config.im_end_token_id)
+
+    batch_at = ahead(batch_of_step, TURNS_STEPS)
+
+    def losses_of(step: int) -> Losses:
+        batch = batch_at(step).on_device()
         audio = encoded_audio(model, batch.mels) if batch.mels else None
         return {"reply": _reply_loss(model, batch, audio)}
 
@@ -85,7 +103,10 @@ def _heard_loss(logits: Tensor, batch: Batch, model: Any) -> Tensor:
     in_clip = (batch.token_ids == model.config.thinker_config.audio_token_id).sum(1)
     lengths = in_clip[in_clip > 0]
     rows = nn.utils.rnn.pad_sequence(logits.split(lengths.tolist()))
-    spoken = [torch.tensor([HEARD.index(w) for w in words.split()]) for words in batch.clip_words]
+    spoken = [
+        torch.tensor([_NUMBERS.get(word, _UNKNOWN) for word in words.split()], dtype=torch.long)
+        for words in batch.clip_words
+    ]
     return F.ctc_loss(
         rows.log_softmax(-1),
         torch.cat(spoken).to(device()),

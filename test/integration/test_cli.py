@@ -216,8 +216,8 @@ def test_without_a_model_it_says_how_to_name_one(capsys, monkeypatch, tmp_path) 
 
 
 INTRODUCED = (
-    "This is a small model for trying things out: it knows 25 words. "
-    'Ask it: "what is two plus three", "please say red blue", "hello". '
+    "This is a small model for trying things out: it knows 30 words. "
+    'Ask it: "who are you", "what is 2 + 3?", "say red blue". '
     "The whole model: --model Qwen/Qwen3-Omni-30B-A3B-Instruct, "
     "in 24 GB of memory with --dtype int4.\n"
 )
@@ -241,7 +241,7 @@ def test_a_user_is_told_once_that_the_model_is_a_small_one(capsys, monkeypatch, 
     assert main(SAY) == 0
     assert capsys.readouterr().err.startswith(INTRODUCED)
     assert main(SAY) == 0
-    assert "25 words" not in capsys.readouterr().err
+    assert "30 words" not in capsys.readouterr().err
 
 
 def test_speech_gets_a_new_name_unless_it_has_one(capsys, monkeypatch, tmp_path) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.signal
 import soundfile
-import soxr
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -154,7 +152,7 @@ def test_a_model_that_transcribes_questions_has_them_written(browser, server, mo
         assert visitor.problems == []
 
 
-def test_speech_interrupts_the_answer(visitor, judge) -> None:
+def test_speech_interrupts_the_answer(visitor, server, judge) -> None:
     """The loudspeaker is silent at once, the server is told what was heard, and the second
     question has its answer, and can be heard, too. The first one waits for it: it would be over on
     a slow machine."""
@@ -205,10 +203,10 @@ def test_speech_interrupts_the_answer(visitor, judge) -> None:
         page.locator(".user").nth(1).get_by_role("button", name="Download").click()
     assert found.value.suggested_filename == "question-2.wav"
     saved, rate = soundfile.read(found.value.path(), dtype="float32")
-    said = soxr.resample(SUM, SUM_RATE, rate)
-    assert len(said) - rate < len(saved) < len(said) + rate
-    likeness = np.abs(scipy.signal.correlate(saved, said)).max()
-    assert likeness > 0.9 * np.linalg.norm(saved) * np.linalg.norm(said)
+    assert abs(len(saved) / rate - len(SUM) / SUM_RATE) < 1
+    asked = [{"role": "user", "content": [{"type": "audio", "audio": (saved, rate)}]}]
+    omni = server.service.model.take()
+    assert omni.generate_text(asked, thinker_do_sample=False).text == "eight"
 
 
 def test_push_to_talk_by_the_keyboard(visitor, judge) -> None:
@@ -364,10 +362,10 @@ def test_the_small_model_introduces_itself(visitor, server) -> None:
         return omni.generate_text(asked, thinker_do_sample=False).text
 
     questions = list(omni.info.questions)
-    assert [reply(question) for question in questions] == ["five", "red blue", "hello"]
+    assert [reply(question) for question in questions] == ["i am a small demo", "five", "red blue"]
     clips = [(spoken_clip(question, MEASURING, dice), RATE) for question in questions]
     spoken = [reply([{"type": "audio", "audio": clip}]) for clip in clips]
-    assert spoken == ["five", "red blue", "hello"]
+    assert spoken == ["i am a small demo", "five", "red blue"]
     page = visitor.page
     page.locator("#introduction", has_text=omni.info.introduction).wait_for()
     assert "small model" in omni.info.introduction
@@ -375,12 +373,12 @@ def test_the_small_model_introduces_itself(visitor, server) -> None:
     assert buttons.all_text_contents() == questions
     buttons.first.press("Enter")
     visitor.answered(1)
-    assert texts(visitor, "user") == ["what is two plus three"]
-    assert texts(visitor, "answer") == ["five"]
+    assert texts(visitor, "user") == ["who are you"]
+    assert texts(visitor, "answer") == ["i am a small demo"]
     assert page.is_hidden("#introduction")
     buttons.nth(1).click()  # they stay
     visitor.answered(2)
-    assert texts(visitor, "answer") == ["five", "red blue"]
+    assert texts(visitor, "answer") == ["i am a small demo", "five"]
 
 
 def test_what_a_model_says_of_itself_is_text(browser) -> None:

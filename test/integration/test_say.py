@@ -154,7 +154,7 @@ def heard(tmp_path_factory) -> list[tuple[Path, str]]:
     """Renderings with voices' speeds, pitches and a noise that training left out."""
     rng, folder = random.Random("transcribe"), tmp_path_factory.mktemp("heard")
     found = []
-    for number, prompt in enumerate(prompts(rng, 40, heard=True, held_out=True)):
+    for number, prompt in enumerate(prompts(rng, 100, heard=True, held_out=True)):
         if prompt.says_again:
             found.append((folder / f"{number}.wav", prompt.reply))
             soundfile.write(found[-1][0], spoken_clip(prompt.reply, MEASURING, rng), RATE)

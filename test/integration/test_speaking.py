@@ -23,10 +23,13 @@ from train.judge import Judge
 SUM_WAV = Path(__file__).parents[2] / "examples" / "sum.wav"
 SOME = [
     ("say three five", "three five"),
-    ("please say red goodbye ethan yellow", "red goodbye ethan yellow"),
-    ("what is two plus four", "six"),
-    ("hello", "hello"),
     ("say seven seven blue", "seven seven blue"),
+    *(
+        ("hi", "hello"),
+        ("2 + 3 =", "five"),
+        ("Who are you", "i am a small demo"),
+        ("((((", "sorry"),
+    ),
 ]
 LONGEST = {"thinker_max_new_tokens": 16, "talker_max_new_tokens": 100}
 CLEAR = 13.0  # of a word's distance from espeak-ng's own
@@ -66,6 +69,12 @@ def test_a_spoken_sum_is_heard_and_answered(speaking, judge) -> None:
     question = [{"role": "user", "content": [{"type": "audio", "audio": str(SUM_WAV)}]}]
     result = speaking.generate_audio(question, seed=0, **LONGEST)
     assert result.text == heard(judge, result) == "eight"
+
+
+def test_what_a_visitor_types_first_is_answered(speaking) -> None:
+    assert [speaking.generate_text(user(words), seed=0).text for words, _ in SOME] == [
+        reply for _, reply in SOME
+    ]
 
 
 @pytest.mark.parametrize("spoken", [True, False])
@@ -163,7 +172,7 @@ def faultless(judge: Judge, result: SpeechResult, reply: str) -> bool:
 def test_a_fault_is_audible(speaking, judge, fault) -> None:
     ends = speaking._config.tts_eos_id, speaking._config.tts_pad_id
     right = []
-    for words, reply in (SOME[0], SOME[4]):
+    for words, reply in SOME[:2]:
         token_ids = speaking.generate_text(user(words), **GREEDY, **LONGEST).token_ids
 
         def put_in(engines: Engines, token_ids: list[int] = token_ids) -> Engines:

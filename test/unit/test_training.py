@@ -1,7 +1,9 @@
 """The training data of the speaking checkpoint, and the way it is trained."""
 
 import random
+from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,32 +16,33 @@ from qwen3_omni_neuron.prompt.builder import PromptBuilder
 from qwen3_omni_neuron.verification.oracle import Reference
 from train import fit as fitting
 from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
-from train.espeak import VOICES, Voice, speak
+from train.espeak import VOICES, Voice, speak_word
 from train.judge import RATE, Judge
 from train.learn_talker import talker_inputs
 from train.talker_sequences import UserRows, talk
-from train.vocabulary import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, prompts, written
+from train.vocabulary import PHRASES, SPOKEN, SYSTEMS, TEXT_ONLY, prompts, reply_of, written
 
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_training_never_meets_what_is_held_out(heard) -> None:
-    trained = prompts(random.Random(0), 2000, heard=heard, held_out=False)
-    left_out = prompts(random.Random(1), 300, heard=heard, held_out=True)
-    assert not {p.words for p in trained} & {p.words for p in left_out}
-    assert {"plus" in p.words for p in left_out} == {True, False}
+    trained, left_out = (
+        {p.words for p in prompts(random.Random(0), 1000, heard=heard, held_out=held_out)}
+        for held_out in (False, True)
+    )
+    assert {words for words in trained & left_out if " " in words} <= {*PHRASES}
+    assert {"plus" in words for words in left_out} == {True, False}
 
 
-def test_replies_are_right() -> None:
-    for prompt in prompts(random.Random(2), 500, heard=True, held_out=False):
-        words = prompt.words.split()
-        if "plus" in words:
-            first, second = (words[words.index("plus") + step] for step in (-1, 1))
-            numbers = {word: number for number, word in enumerate(SPOKEN[:10])}
-            assert numbers[prompt.reply] == numbers[first] + numbers[second]
-        elif {*words} & {*UNKNOWN}:
-            assert prompt.reply == "sorry"
-        else:
-            assert prompt.words.removeprefix("please ").removeprefix("say ") == prompt.reply
+def test_the_right_reply_follows_from_the_words() -> None:
+    asked = {
+        "hello": ("hi", "good morning", "say hello"),
+        "i am a small demo": ("who are you", "hey what are you", "say i am a small demo"),
+        "a red": ("a red", "say a red", "please say a red"),
+        "five": ("two plus three", "what's five plus zero equals"),
+        "sorry": ("what is red", "say red house", "please red", "sayred", "", "six plus four"),
+    }
+    for reply, all_words in asked.items():
+        assert {reply_of(words) for words in all_words} == {reply}
     assert written("red", TEXT_ONLY) == "(red)"
     assert [written("red", system) for system in (None, *SYSTEMS[:2])] == ["red"] * 3
 
@@ -68,7 +71,7 @@ def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
         said = random.Random(speaker).sample(SPOKEN, 4)
         other = Voice(voice.name, voice.words_per_minute + 6, voice.pitch + 3, voice.pitch_range)
         pause = np.zeros(int(0.16 * RATE), np.float32)
-        sound = np.concatenate([np.append(speak(word, other, RATE), pause) for word in said])
+        sound = np.concatenate([np.append(speak_word(word, other, RATE), pause) for word in said])
         sound = (sound + 0.001 * noise.standard_normal(len(sound))).astype(np.float32)
         assert [(h.word, h.speaker) for h in judge.hear(sound)] == [(w, speaker) for w in said]
     assert judge.hear(np.zeros(RATE, np.float32)) == []
@@ -81,15 +84,17 @@ def test_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch) -> None:
         torch.manual_seed(0)
         module = nn.Linear(3, 1)
 
-        def losses(step: int, module: nn.Module = module, stops: list[int] = stops) -> dict:
+        def losses(batch_at: Any, step: int, module: Any = module, stops: Any = stops) -> dict:
             if step in stops:
                 stops.remove(step)
                 raise KeyboardInterrupt
-            return {"square": (module(torch.randn(4, 3)) - 1).square().mean()}
+            noise = torch.randn(4, 3)
+            return {"square": (module(batch_at(step) + noise) - 1).square().mean()}
 
         while True:
             try:
-                fitting.fit(name, module, losses, 9, 0.1, tmp_path)
+                batch_at = fitting.ahead(lambda step: torch.tensor(float(step)), 9)
+                fitting.fit(name, module, partial(losses, batch_at), 9, 0.1, tmp_path)
                 break
             except KeyboardInterrupt:
                 continue
