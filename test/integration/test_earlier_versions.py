@@ -70,7 +70,7 @@ def test_an_application_is_read_after_the_change_that_the_error_names(written, t
     try:
         check_config(config)
     except OptionError as error:
-        found = re.search(r"(\S+) was removed: its import_path is (\S+) now", str(error))
+        found = re.search(r"(\S+) was removed: set import_path to ([\w.:]*\w)", str(error))
         assert found, error
         config.write_text(config.read_text().replace(found[1], found[2]))
         check_config(config)

@@ -207,7 +207,7 @@ def test_silence_is_not_transcribed_and_no_more_held(server, transcribed, speech
 
 
 def test_log_probabilities_where_they_are_asked_for(speaking, server, speech) -> None:
-    clip = speech[: 3 * RATE]
+    clip = speech[: len(question())]
     audio = {"audio": clip, "sampling_rate": RATE}
     stream = stream_transcript(speaking, audio, logprobs=True)
     deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]

@@ -310,7 +310,7 @@ def test_transformers_is_compared(checkpoint, little, dtype) -> None:
 
 
 def test_attention_is_compared_with_the_true_times(tmp_path) -> None:
-    rows = run(word_aligner, ["--clips", "32"], tmp_path).rows
+    rows = run(word_aligner, ["--clips", "64"], tmp_path).rows
     assert len(rows) == 2 * 2 * 3
     for row in rows:
         assert 0 <= row["p50_s"] <= row["p90_s"]

@@ -161,7 +161,7 @@ def test_tools_that_json_has_no_form_for_are_refused(with_tools) -> None:
     for tools, said in (
         ([{"a": object()}], r"tools\[0\].a is a object"),
         ([{"a": "\ud800"}], "surrogate"),
-        (["look_up"], "not a list of dicts"),
+        (["look_up"], "must be a list of dicts"),
     ):
         with pytest.raises(MessageError, match=said):
             with_tools.prompt([{"role": "user", "content": "Hi"}], tools=tools)
@@ -171,7 +171,7 @@ def test_tools_that_are_nested_too_deeply_are_refused(with_tools) -> None:
     deep: Any = {}
     for _ in range(2000):
         deep = {"a": deep}
-    with pytest.raises(MessageError, match="more than 32"):
+    with pytest.raises(MessageError, match="deeper than 32"):
         with_tools.prompt([{"role": "user", "content": "Hi"}], tools=[deep])
 
 
