@@ -314,7 +314,8 @@ def test_attention_is_compared_with_the_true_times(tmp_path) -> None:
     assert len(rows) == 2 * 2 * 3
     for row in rows:
         assert 0 <= row["p50_s"] <= row["p90_s"]
-        assert row["map"] != "attention" or row["p50_s"] < 0.15
+        # Inner starts are no better than by bytes of text: docs/benchmarks/realtime.md.
+        assert row["map"] != "attention" or row["of"] == "inner" or row["p50_s"] < 0.15
 
 
 def test_maps_are_compared_with_the_true_times(tmp_path) -> None:
