@@ -28,9 +28,7 @@ Rows, with null for what does not apply:
   the rates after the part's calls, or after the frames that talker and code predictor share;
 - limit_s: the bytes at the read's rate or the multiply-adds at the product's, whichever is longer;
   ratio: median_s over this limit with the threads that the part has, half of them for code2wav.
-  Not the fastest of each: a read of some milliseconds finds moments that no whole call does;
-- limit_8_s, limit_16_s: the same limit with 8 and 16 threads, of which code2wav has half, derived:
-  the memory as here, the products by as many threads as one of these times.
+  Not the fastest of each: a read of some milliseconds finds moments that no whole call does.
 
 The summary has rtf and parts_rtf: of the reply, and the sum of the limits of all calls that it
 needs, one after the other and by all threads, by the duration of its audio: the mean of two sums,
@@ -38,9 +36,8 @@ by the rates before the reply and after it, which are there, too; ttfb_s and tot
 mapped pages included; major_faults in the counted reply; long_prompt_ttft_s; tree_gb; load_s, of
 the load call alone; first_load_s, first_total_s and first_major_faults, of the first process;
 question_ttfb_s and question_ttft_s, and question_calls_s, the seconds of each engine's calls from
-the end of the question to the first sample. Derived as limit_8_s is: parts_rtf_8 and
-first_sample_8_s, the limits of the reply's prompt, a token, a frame, and code2wav of that frame;
-and the same for 16 threads.
+the end of the question to the first sample; first_sample_s, the limits of the reply's prompt, a
+token, a frame, and code2wav of that frame.
 """
 
 import itertools
@@ -88,7 +85,6 @@ GB = 1e9
 PROCESS_BYTES = 500_000_000  # Python, torch, the tokenizer, and the buffers of calls
 DTYPES = tuple(name for name, precision in PRECISIONS.items() if precision.packed)
 SPOKEN_S, PIECE_S, RATE = 3.0, 0.1, 16000
-DERIVED = (8, 16)
 # Frames for each of --repeats: ten frames pass in a second, and a machine's neighbours stay longer.
 FRAME_REPEATS = 4
 
@@ -356,14 +352,9 @@ def with_limit(row: Row, threads: int) -> Row:
     adds_s = row["multiply_adds"] / row["product_multiply_adds_per_s"]
     limit_s = max(bytes_s, adds_s)
     stage = "vocoder" if row["stage"] == CODE2WAV else "thinker"
-
-    def own_limit_s(every: int) -> float:
-        own = stage_threads(every, STAGES, "shared")[stage]
-        return max(bytes_s, adds_s * threads / own)
-
-    limits_s = {f"limit_{n}_s": own_limit_s(n) for n in DERIVED}
-    ratio = row["median_s"] / own_limit_s(threads)
-    return {**row, "limit_s": limit_s, "ratio": ratio, **limits_s}
+    own = stage_threads(threads, STAGES, "shared")[stage]
+    ratio = row["median_s"] / max(bytes_s, adds_s * threads / own)
+    return {**row, "limit_s": limit_s, "ratio": ratio}
 
 
 def prompt_row(config: OmniConfig, prefill: Row, rows: int, dtype: str) -> Row:
@@ -376,20 +367,19 @@ def prompt_row(config: OmniConfig, prefill: Row, rows: int, dtype: str) -> Row:
 
 def derived(rows: Sequence[Row], options: Namespace, audio_s: float) -> dict[str, float]:
     """Return what the limits of the parts add up to; see the beginning of this file."""
-    found = {}
-    for name, ending in (("limit_s", ""), *((f"limit_{n}_s", f"_{n}") for n in DERIVED)):
-        limit = {(row["stage"], row["frames"]): row[name] for row in rows}
-        calls = CallSeconds(
-            limit[OWN_PROMPT, None],
-            limit[bandwidth.DECODE, None],
-            limit[bandwidth.STEP, 1],
-            limit[bandwidth.PREDICTOR, 1],
-            limit[CODE2WAV, CHUNK],
-        )
-        found[f"parts_rtf{ending}"] = calls.reply(options.tokens, options.frames) / audio_s
-        first = calls.prefill + calls.token + calls.talker + calls.predictor
-        found[f"first_sample{ending}_s"] = first + limit[CODE2WAV, 1]
-    return found
+    limit = {(row["stage"], row["frames"]): row["limit_s"] for row in rows}
+    calls = CallSeconds(
+        limit[OWN_PROMPT, None],
+        limit[bandwidth.DECODE, None],
+        limit[bandwidth.STEP, 1],
+        limit[bandwidth.PREDICTOR, 1],
+        limit[CODE2WAV, CHUNK],
+    )
+    first = calls.prefill + calls.token + calls.talker + calls.predictor
+    return {
+        "parts_rtf": calls.reply(options.tokens, options.frames) / audio_s,
+        "first_sample_s": first + limit[CODE2WAV, 1],
+    }
 
 
 if __name__ == "__main__":

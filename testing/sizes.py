@@ -33,10 +33,10 @@ class Size:
 
 UNITS = ("files", "lines", "words")
 CEILING = {
-    "src": Size(files=252, lines=44_450, words=55_000),
-    "test and testing": Size(files=10_000, lines=59_000, words=1_000_000),
+    "src": Size(files=250, lines=44_400, words=54_900),
+    "test and testing": Size(files=10_000, lines=58_950, words=1_000_000),
 }
-DOCUMENT_WORDS = 45_000
+DOCUMENT_WORDS = 44_990
 """Words of all documents but CHANGELOG, without the parts that testing.generated writes."""
 
 

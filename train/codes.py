@@ -22,7 +22,7 @@ GROUPS = 16
 CODEBOOK = SIZES["speaking"]["code2wav_config"]["codebook_size"]
 PAUSE_FRAMES = 2  # after every word, including the last one
 LOUDNESS = 0.1  # RMS of every word
-_FIRST = 25  # words whose codes are drawn before the others', as when there were no others
+_FIRST = 25  # words whose codes are drawn first: the weights that ship began with only these
 _LEAD = 240  # samples of silence before a word, which keep its onset
 
 

@@ -35,7 +35,6 @@ def test_the_released_size_is_measured_from_drawn_weights(tmp_path, monkeypatch)
     }
     for row in results.rows:
         assert row["ratio"] == pytest.approx(row["median_s"] / row["limit_s"])  # of one thread
-        assert row["limit_16_s"] <= row["limit_8_s"] <= row["limit_s"]
     found = results.summary
     assert found["audio_s"] == pytest.approx(6 * 0.08, abs=0.03)
     assert 0 < found["ttft_s"] < found["ttfb_s"] <= found["total_s"]
@@ -44,9 +43,8 @@ def test_the_released_size_is_measured_from_drawn_weights(tmp_path, monkeypatch)
     calls_s = found["question_calls_s"]
     assert {"thinker prefill", "talker prefill", "code predictor", "code2wav"} <= calls_s.keys()
     assert calls_s["thinker prefill"] < found["question_ttft_s"]
-    assert found["parts_rtf"] > found["parts_rtf_8"] > found["parts_rtf_16"]
     assert found["rates_before"].keys() == found["rates_after"].keys() <= results.rows[0].keys()
-    assert 0 < found["first_sample_8_s"] < found["first_sample_s"]
+    assert found["first_sample_s"] > 0
     tree = tmp_path / "made" / "int4"
     size = sum(f.stat().st_size for f in tree.rglob("*") if f.is_file())
     assert found["tree_gb"] * 1e9 == pytest.approx(size)

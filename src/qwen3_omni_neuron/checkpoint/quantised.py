@@ -53,7 +53,7 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
 class QuantisedForm:
     """The form of one quantised matrix [out, into].
 
-    layer: name without an ending. endings: those of its tensors' names. label: the form's name in
+    layer: name without an ending. endings: of the names of its tensors. label: name of the form in
     messages. bits: size of a number. block: rows and inputs that share a scale. scale: its
     safetensors type. bytes: size of all tensors.
     """

@@ -242,9 +242,9 @@ class ThinkerSlots(KvSlots, Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Append tokens to the first `start` rows of a slot; later ones are dropped.
 
-        token_ids: [S]. positions: [3, S]. media: of these tokens. accepted: [S], true where the
-        accept layer's hidden state is wanted. Returns the last row's logits [1, vocab], and those
-        states [accepted, hidden].
+        token_ids: [S]. positions: [3, S]. media: media of these tokens. accepted: [S], true where
+        the accept layer's hidden state is wanted. Returns the last row's logits [1, vocab], and
+        these states [accepted, hidden].
         """
 
     def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

@@ -55,10 +55,11 @@ class Timings(ShortRepr):
 
     queued_s: to the slot. ttft_s: to the first text token. ttfb_s: to the first audio sample; None
     without speech. total_s: to the last event. audio_s: duration of the audio. rtf: time of the
-    last sample / audio_s. prompt_tokens, reused_tokens: of the prompt, and those with cached rows.
-    text_tokens: of the text. frames: number of speech frames. prompt_audio_tokens,
-    prompt_image_tokens: of audio, and of images and videos. speech_s: time of calls since the first
-    token, by stage. slow_stage: the slowest stage, if its calls took longer than the audio.
+    last sample / audio_s. prompt_tokens: number of prompt tokens; reused_tokens: how many had
+    cached rows; prompt_audio_tokens, prompt_image_tokens: how many are audio, and images or videos.
+    text_tokens: tokens of the reply's text. frames: number of speech frames. speech_s: time of
+    calls since the first token, by stage. slow_stage: the slowest stage, if its calls took longer
+    than the audio.
     """
 
     queued_s: float

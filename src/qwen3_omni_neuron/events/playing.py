@@ -24,7 +24,7 @@ PROGRAMS = {
 }
 """Programs that play a WAV file, with arguments before its name."""
 _ELSE = 'Without a loudspeaker, write a file: result.save("speech.wav"), or --out speech.wav.'
-_SHOWN_CHARACTERS = 300  # of a program's own error
+_SHOWN_CHARACTERS = 300  # the part of a program's error that is shown
 
 
 def player(samples: NDArray[np.float32], sample_rate: int, autoplay: bool = False) -> str:

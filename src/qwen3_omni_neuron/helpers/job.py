@@ -45,7 +45,8 @@ class Job:
 class Measured:
     """Sizes of an item, from its header, before decoding.
 
-    seconds: duration of audio or video. pixels: of an image or a video frame. size: result's bytes.
+    seconds: duration of audio or video. pixels: number in an image or a video frame. size: bytes of
+    the result.
     """
 
     seconds: float

@@ -22,7 +22,7 @@ HEAD = struct.Struct("<c6dI")
 """Head of an answer: kind, numbers, bytes of text after it."""
 NUMBERS = 6
 MOST_TEXT_BYTES = 4000
-MOST_CHARACTERS = 2000  # of a displayed text
+MOST_CHARACTERS = 2000  # limit of displayed text
 JOB = struct.Struct("<QQ")
 """Head of a job: sizes of the two parts that follow."""
 GO = b"g"
@@ -33,7 +33,7 @@ COMPILED, MASK, ENDED = b"c", b"k", b"n"
 """A grammar's answers, see helpers.grammars."""
 ERROR = b"e"
 """Error: its class, and its message in the next line."""
-_MOST = 1 << 48  # of any number
+_MOST = 1 << 48  # limit of any number
 _ERRORS = {
     e.__name__: e for e in (AudioError, ImageError, VideoError, PromptTooLongError, OptionError)
 }

@@ -35,8 +35,8 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to compile or load.
 
-    graphs: one core's; those with state share it, or its first tensors. dtype: of weights, except
-    int8 experts and scales. make: creates a plain module on the meta device. weights: each
+    graphs: one core's; graphs with state share it, or its first tensors. dtype: type of weights
+    except int8 experts and scales. make: creates a plain module on the meta device. weights: each
     parameter's stored tensors; int8 parameters include scales.
     """
 

@@ -44,9 +44,9 @@ class EngineGroup:
     ) -> None:
         """Start the processes, which build their engines in parallel.
 
-        names: of the engines, for messages. factories: return the engines; pickled, so each must be
+        names: engine names for messages. factories: return the engines; pickled, so each must be
         a module's function, or a functools.partial of one, but not of the main script.
-        environments: variables to add. threads: torch's, per process.
+        environments: variables to add. threads: number of torch threads per process.
         Raises OSError if one can't start, and errors of pickling a factory.
         """
         self._calling = threading.Lock()  # held from a request to the last answer

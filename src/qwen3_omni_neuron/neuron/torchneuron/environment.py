@@ -79,7 +79,8 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 class GraphCaches:
     """A process's folders of compiled graphs (NEFFs), of their HLO, and of NKI's kernels.
 
-    TorchNeuron finds a graph by its capture's hash. A load links its files, and detects new ones.
+    TorchNeuron finds a graph by the hash of its capture. A load links the tree's files, and detects
+    new compiles.
     """
 
     def __init__(self, folder: Path):
